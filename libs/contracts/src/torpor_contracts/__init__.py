@@ -1,0 +1,1 @@
+"""Torpor's published language: identifiers, commands, events, receipts and refusals; no behaviour."""

@@ -1,0 +1,67 @@
+"""Commands and events of a checkpoint; stream `<checkpoint id>`, owned by the snapshot store."""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from torpor_contracts.ids import CheckpointId, HostId, SessionId, TenantId
+
+
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a checkpoint. `digest` is `sha256:<hex>` of its bytes; `unique_bytes` is what it adds to the store."""
+
+    kind: Literal["memory", "devices", "disk"]
+    digest: str
+    size_bytes: int
+    unique_bytes: int
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What binds one memory image, one device state and one disk generation, and the engine that can load them."""
+
+    session_id: SessionId
+    incarnation: int
+    parent_id: CheckpointId | None
+    fingerprint: str
+    parts: list[CheckpointPart]
+
+
+class RegisterCheckpoint(
+    msgspec.Struct, frozen=True, kw_only=True, tag="register-checkpoint.v1", forbid_unknown_fields=True
+):
+    """A host has put a checkpoint's parts into the store; the store verifies each part before it records it."""
+
+    host_id: HostId
+    manifest: CheckpointManifest
+
+
+class FreeCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="free-checkpoint.v1", forbid_unknown_fields=True):
+    """Free the checkpoint's parts; refused while anything refers to it."""
+
+    reason: str
+
+
+CheckpointCommand = RegisterCheckpoint | FreeCheckpoint
+
+
+class CheckpointRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-recorded.v1"):
+    """The store holds every part and has verified it; storage counts from `recorded_at`."""
+
+    checkpoint_id: CheckpointId
+    tenant_id: TenantId
+    manifest: CheckpointManifest
+    stored_bytes: int
+    recorded_at: datetime
+
+
+class CheckpointFreed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-freed.v1"):
+    """The parts that nothing else refers to are gone; storage stops counting at `freed_at`."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+    freed_bytes: int
+    freed_at: datetime
+
+
+CheckpointEvent = CheckpointRecorded | CheckpointFreed

@@ -1,0 +1,28 @@
+"""Every published tag and the type it stands for; the only place where the two meet."""
+
+from types import UnionType
+from typing import Any, Final, get_args
+
+import msgspec
+
+from torpor_contracts import checkpoint, host, session, vm
+
+
+def _by_tag(*unions: UnionType) -> dict[str, type[msgspec.Struct]]:
+    found: dict[str, type[msgspec.Struct]] = {}
+    for union in unions:
+        for kind in get_args(union):
+            tag: Any = kind.__struct_config__.tag
+            found[tag] = kind
+    return found
+
+
+EVENTS: Final = _by_tag(session.SessionEvent, host.HostEvent, vm.VmEvent, checkpoint.CheckpointEvent)
+"""Tag -> type of every event that may stand in the log."""
+
+COMMANDS: Final = {
+    "scheduler": _by_tag(session.SessionCommand, host.HostCommand),
+    "vm-host": _by_tag(vm.VmCommand),
+    "snapshot-store": _by_tag(checkpoint.CheckpointCommand),
+}
+"""Service -> tag -> type of every command it takes."""
