@@ -1,0 +1,1 @@
+"""All of Torpor's services, unchanged, in one seeded virtual-time loop, with faults, checkers and mutants."""
