@@ -45,7 +45,8 @@ class Rows(Protocol):
     ) -> Sequence[Any]:
         """Rows whose indexed fields equal `where`, and whose field `at_most[0]` is <= `at_most[1]` (None never is).
 
-        Ordered by `order_by` (an indexed field) and then by key; `after_key` pages through key order.
+        Ordered by `order_by` (an indexed field; None first, text by code point) and then by key; `after_key` pages
+        through key order, so not together with `order_by`. A table nobody has folded yet has no rows.
         """
         ...
 
@@ -76,8 +77,19 @@ class Projection(Protocol):
 class ViewStore(Protocol):
     """Where one service keeps its views and the cursors of its followers (an SQLite file, a schema, or memory)."""
 
+    async def prepare(self, follower: str, tables: Sequence[Table]) -> int:
+        """Make the follower's tables ready and answer its position.
+
+        Where the shape of its tables is not the one it was folded with, its rows and position are dropped first:
+        the answer is 0 and the view is folded from the start. A table belongs to one follower.
+        """
+        ...
+
     def writing(self, follower: str) -> AbstractAsyncContextManager["ViewWrite"]:
-        """A transaction in which rows and the follower's position change together, or not at all."""
+        """A transaction in which rows and the follower's position change together, or not at all.
+
+        Writers wait for each other, across processes too. Raises `Transient` when the database is locked, full or away.
+        """
         ...
 
     async def position(self, follower: str) -> int:
@@ -99,6 +111,11 @@ class ViewStore(Protocol):
 
 class ViewWrite(WritableRows, Protocol):
     """An open view transaction; committed on a clean exit of `ViewStore.writing`, else rolled back."""
+
+    @property
+    def position(self) -> int:
+        """What the follower had committed when the transaction began: rows up to here are folded already."""
+        ...
 
     def move_to(self, position: int) -> None:
         """Record that the follower has folded everything up to `position`."""
