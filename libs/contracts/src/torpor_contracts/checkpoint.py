@@ -9,7 +9,7 @@ from torpor_contracts.ids import CheckpointId, HostId, SessionId, TenantId
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a checkpoint. `digest` is `sha256:<hex>` of its bytes; `unique_bytes` is what it adds to the store."""
+    """One file of a checkpoint. `digest` is `sha256:<hex>` of its bytes; `unique_bytes` is what putting it added."""
 
     kind: Literal["memory", "devices", "disk"]
     digest: str
@@ -46,7 +46,10 @@ CheckpointCommand = RegisterCheckpoint | FreeCheckpoint
 
 
 class CheckpointRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-recorded.v1"):
-    """The store holds every part and has verified it; storage counts from `recorded_at`."""
+    """The store holds every part and has verified it; storage counts from `recorded_at`.
+
+    `stored_bytes` are those of its parts that no checkpoint held before.
+    """
 
     checkpoint_id: CheckpointId
     tenant_id: TenantId
@@ -55,8 +58,30 @@ class CheckpointRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="checkpo
     recorded_at: datetime
 
 
+class CheckpointReferenced(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-referenced.v1"):
+    """Another checkpoint was recorded as a child of this one, which therefore may not be freed before it."""
+
+    checkpoint_id: CheckpointId
+    child_id: CheckpointId
+
+
+class CheckpointUnreferenced(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-unreferenced.v1"):
+    """A child of this checkpoint is freed and no longer holds it."""
+
+    checkpoint_id: CheckpointId
+    child_id: CheckpointId
+
+
+class CheckpointFreeStarted(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-free-started.v1"):
+    """The parts are about to be deleted; nothing can be restored from the checkpoint any more."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+    started_at: datetime
+
+
 class CheckpointFreed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-freed.v1"):
-    """The parts that nothing else refers to are gone; storage stops counting at `freed_at`."""
+    """The parts that no other checkpoint holds are gone, `freed_bytes` in all; storage stops counting at `freed_at`."""
 
     checkpoint_id: CheckpointId
     reason: str
@@ -64,4 +89,6 @@ class CheckpointFreed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint
     freed_at: datetime
 
 
-CheckpointEvent = CheckpointRecorded | CheckpointFreed
+CheckpointEvent = (
+    CheckpointRecorded | CheckpointReferenced | CheckpointUnreferenced | CheckpointFreeStarted | CheckpointFreed
+)

@@ -1,6 +1,10 @@
 """Commands and events of a microVM; stream `<vm id>`, owned by the vm-host of the machine it runs on.
 
 Commands travel on `cmd.<tenant>.vm-host.<type>.<host id>.<vm id>`: the host filters its own, the vm orders them.
+Programs that run at a checkpoint go on in the machine restored from it, so `exec-vm` may be sent again to every later
+machine of a session for each program that has not ended: where it goes on, the command changes nothing.
+Output is published on `out.<tenant>.<session>.<exec>`; `Torpor-Offset` counts the bytes of stdout and stderr together, in
+the order in which they came, so a reader drops what it has seen after a repeat.
 """
 
 from datetime import datetime
@@ -23,7 +27,7 @@ class StartVm(msgspec.Struct, frozen=True, kw_only=True, tag="start-vm.v1", forb
 
 
 class ExecVm(msgspec.Struct, frozen=True, kw_only=True, tag="exec-vm.v1", forbid_unknown_fields=True):
-    """Run a program in a running machine; at most once per `exec_id`."""
+    """Run a program in a running machine; at most once per `exec_id`, also when that program came with the checkpoint."""
 
     session_id: SessionId
     incarnation: int
@@ -137,6 +141,29 @@ class VmExecEnded(msgspec.Struct, frozen=True, kw_only=True, tag="vm-exec-ended.
     observed_at: datetime
 
 
+class VmExecContinued(msgspec.Struct, frozen=True, kw_only=True, tag="vm-exec-continued.v1"):
+    """A program that was running when the checkpoint was taken goes on in this machine, under this incarnation."""
+
+    vm_id: VmId
+    session_id: SessionId
+    incarnation: int
+    exec_id: ExecId
+    observed_at: datetime
+
+
+class VmSuspendStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspend-started.v1"):
+    """The host is about to pause the machine and write its checkpoint; recorded first, so that a restart finishes it."""
+
+    vm_id: VmId
+    host_id: HostId
+    session_id: SessionId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    parent_id: CheckpointId | None
+    started_at: datetime
+    deadline_at: datetime
+
+
 class VmSuspended(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspended.v1"):
     """The checkpoint is with the snapshot store and the machine is gone; running time ends at `observed_at`."""
 
@@ -208,6 +235,8 @@ VmEvent = (
     | VmStartFailed
     | VmExecStarted
     | VmExecEnded
+    | VmExecContinued
+    | VmSuspendStarted
     | VmSuspended
     | VmSuspendFailed
     | VmStopped
