@@ -1,11 +1,11 @@
 """Every published tag and the type it stands for; the only place where the two meet."""
 
 from types import UnionType
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from torpor_contracts import checkpoint, host, session, vm
+from torpor_contracts import checkpoint, cleanup, host, session, usage, vm
 
 
 def _by_tag(*unions: UnionType) -> dict[str, type[msgspec.Struct]]:
@@ -17,7 +17,9 @@ def _by_tag(*unions: UnionType) -> dict[str, type[msgspec.Struct]]:
     return found
 
 
-EVENTS: Final = _by_tag(session.SessionEvent, host.HostEvent, vm.VmEvent, checkpoint.CheckpointEvent)
+EVENTS: Final = _by_tag(
+    session.SessionEvent, host.HostEvent, vm.VmEvent, checkpoint.CheckpointEvent, cleanup.CleanupEvent
+)
 """Tag -> type of every event that may stand in the log."""
 
 COMMANDS: Final = {
@@ -26,3 +28,20 @@ COMMANDS: Final = {
     "snapshot-store": _by_tag(checkpoint.CheckpointCommand),
 }
 """Service -> tag -> type of every command it takes."""
+
+
+class QueryShape(NamedTuple):
+    """What a query takes and what it is answered with."""
+
+    parameters: type[msgspec.Struct]
+    answer: type[msgspec.Struct]
+
+
+QUERIES: Final = {
+    "billing": {"usage": QueryShape(usage.UsageQuery, usage.UsageAnswer)},
+    "reaper": {
+        "resources": QueryShape(cleanup.ResourcesQuery, cleanup.ResourcesAnswer),
+        "candidates": QueryShape(cleanup.CandidatesQuery, cleanup.CandidatesAnswer),
+    },
+}
+"""Service -> query type -> its parameters and answer; published like commands, recorded nowhere."""
