@@ -3,8 +3,8 @@
 Commands travel on `cmd.<tenant>.vm-host.<type>.<host id>.<vm id>`: the host filters its own, the vm orders them.
 Programs that run at a checkpoint go on in the machine restored from it, so `exec-vm` may be sent again to every later
 machine of a session for each program that has not ended: where it goes on, the command changes nothing.
-Output is published on `out.<tenant>.<session>.<exec>`; `Torpor-Offset` counts the bytes of stdout and stderr together, in
-the order in which they came, so a reader drops what it has seen after a repeat.
+Output is published on `out.<tenant>.<session>.<exec>`; `Torpor-Offset` counts the bytes of stdout and stderr together,
+in the order in which they came, so a reader drops what it has seen after a repeat.
 """
 
 from datetime import datetime
@@ -27,7 +27,7 @@ class StartVm(msgspec.Struct, frozen=True, kw_only=True, tag="start-vm.v1", forb
 
 
 class ExecVm(msgspec.Struct, frozen=True, kw_only=True, tag="exec-vm.v1", forbid_unknown_fields=True):
-    """Run a program in a running machine; at most once per `exec_id`, also when that program came with the checkpoint."""
+    """Run a program in a running machine; at most once per `exec_id`, also when it came with the checkpoint."""
 
     session_id: SessionId
     incarnation: int
@@ -60,7 +60,10 @@ class QuarantineVm(msgspec.Struct, frozen=True, kw_only=True, tag="quarantine-vm
 
 
 class ReapVm(msgspec.Struct, frozen=True, kw_only=True, tag="reap-vm.v1", forbid_unknown_fields=True):
-    """Destroy a quarantined machine. `evidence` says why it is nobody's, `checked_position` up to where the log was read."""
+    """Destroy a quarantined machine.
+
+    `evidence` says why it is nobody's, `checked_position` up to where the log was read.
+    """
 
     evidence: str
     checked_position: int
@@ -152,7 +155,7 @@ class VmExecContinued(msgspec.Struct, frozen=True, kw_only=True, tag="vm-exec-co
 
 
 class VmSuspendStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspend-started.v1"):
-    """The host is about to pause the machine and write its checkpoint; recorded first, so that a restart finishes it."""
+    """The host is about to pause the machine and write its checkpoint; recorded first: a restart finishes it."""
 
     vm_id: VmId
     host_id: HostId
@@ -190,7 +193,10 @@ class VmSuspendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspend
 
 
 class VmStopped(msgspec.Struct, frozen=True, kw_only=True, tag="vm-stopped.v1"):
-    """The machine is gone without a checkpoint; `expected` when it was asked for. Running time ends at `observed_at`."""
+    """The machine is gone without a checkpoint; `expected` when it was asked for.
+
+    Running time ends at `observed_at`.
+    """
 
     vm_id: VmId
     host_id: HostId
