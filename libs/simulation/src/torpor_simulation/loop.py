@@ -5,10 +5,14 @@ import heapq
 import random
 from asyncio import base_events
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from torpor_simulation.process import process_of
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 STEPS_MAX: Final = 400_000
 """Callbacks one world may run; more is taken for a livelock."""
@@ -66,7 +70,12 @@ class VirtualLoop(base_events.BaseEventLoop):
             process.adopt(task)
         return task
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002
+    def run_in_executor(
+        self,
+        executor: Executor | None,  # noqa: ARG002  (the base class names them)
+        func: Callable[[*Args], T],
+        *args: *Args,  # noqa: ARG002
+    ) -> asyncio.Future[T]:
         """Refused: a thread would bring real time and real interleaving into the world."""
         raise RuntimeError(f"{func!r} wants a thread; nothing in a simulated world may use one")
 
