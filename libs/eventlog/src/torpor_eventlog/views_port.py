@@ -3,7 +3,7 @@
 A view holds nothing that refolding the log would not give again.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -125,6 +125,6 @@ class ViewWrite(WritableRows, Protocol):
 class Feed(Protocol):
     """A live source of the log's rows in order and without gaps."""
 
-    def follow(self, after_position: int) -> AsyncIterator[list[Recorded]]:
-        """Batches of rows above `after_position`, for ever; waits when there is none."""
+    def follow(self, after_position: int) -> AsyncGenerator[list[Recorded], None]:
+        """Batches of rows above `after_position`, for ever; waits when there is none. Close it (`aclosing`)."""
         ...
