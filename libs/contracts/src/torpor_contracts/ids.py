@@ -15,6 +15,9 @@ GoalId = NewType("GoalId", str)
 SYSTEM_TENANT: Final = TenantId("system")
 """The operator's tenant: hosts and fleet-wide commands belong to it, never a customer's session."""
 
+RESERVED_PREFIXES: Final = ("host-", "vm-", "ckp-", "cleanup-", "acc-")
+"""How ids begin that no client may choose for a session: all streams of the log share one name space."""
+
 TOKEN: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """What one subject token may be; every identifier is one (`fullmatch`)."""
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from torpor_contracts import checkpoint, cleanup, host, session, usage, vm
+from torpor_contracts import checkpoint, cleanup, host, scheduling, session, usage, vm
 
 
 def _by_tag(*unions: UnionType) -> dict[str, type[msgspec.Struct]]:
@@ -38,6 +38,12 @@ class QueryShape(NamedTuple):
 
 
 QUERIES: Final = {
+    "scheduler": {
+        "session": QueryShape(scheduling.SessionQuery, scheduling.SessionView),
+        "sessions": QueryShape(scheduling.SessionsQuery, scheduling.SessionsAnswer),
+        "exec": QueryShape(scheduling.ExecQuery, scheduling.ExecView),
+        "hosts": QueryShape(scheduling.HostsQuery, scheduling.HostsAnswer),
+    },
     "billing": {"usage": QueryShape(usage.UsageQuery, usage.UsageAnswer)},
     "reaper": {
         "resources": QueryShape(cleanup.ResourcesQuery, cleanup.ResourcesAnswer),

@@ -6,10 +6,11 @@ from typing import Literal
 import msgspec
 
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
+from torpor_contracts.session_reports import SessionReport
 
 
 class RetryRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bounded retry: at most `attempts_max` tries, `backoff_s` doubling up to `backoff_s_max`, all within `deadline_s`."""
+    """A bounded retry: `attempts_max` tries, `backoff_s` doubling up to `backoff_s_max`, all within `deadline_s`."""
 
     attempts_max: int = 3
     backoff_s: float = 1.0
@@ -80,116 +81,7 @@ class TerminateSession(
     reason: str = ""
 
 
-# --- commands of services: observations reported to the session, and timers -------------------------------------
-
-
-class ReportVmStarted(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-started.v1", forbid_unknown_fields=True
-):
-    """The host observed the session's machine running (position: of the vm event that says so)."""
-
-    vm_id: VmId
-    incarnation: int
-    observed_at: datetime
-    position: int
-
-
-class ReportVmStartFailed(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-start-failed.v1", forbid_unknown_fields=True
-):
-    """The host could not start the machine; `code` names the cause, `retryable` whether another try may help."""
-
-    vm_id: VmId
-    incarnation: int
-    code: str
-    detail: str
-    retryable: bool
-    position: int
-
-
-class ReportVmSuspended(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-suspended.v1", forbid_unknown_fields=True
-):
-    """The host observed the machine checkpointed and gone."""
-
-    vm_id: VmId
-    incarnation: int
-    checkpoint_id: CheckpointId
-    observed_at: datetime
-    position: int
-
-
-class ReportVmSuspendFailed(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-suspend-failed.v1", forbid_unknown_fields=True
-):
-    """The host could not checkpoint the machine; it goes on running."""
-
-    vm_id: VmId
-    incarnation: int
-    code: str
-    detail: str
-    position: int
-
-
-class ReportVmStopped(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-stopped.v1", forbid_unknown_fields=True
-):
-    """The host observed the machine gone; `expected` when it was asked to stop it."""
-
-    vm_id: VmId
-    incarnation: int
-    expected: bool
-    cause: str
-    observed_at: datetime
-    position: int
-
-
-class ReportExecEnded(
-    msgspec.Struct, frozen=True, kw_only=True, tag="report-exec-ended.v1", forbid_unknown_fields=True
-):
-    """The host observed a program's end."""
-
-    vm_id: VmId
-    incarnation: int
-    exec_id: ExecId
-    outcome: Literal["exited", "signaled", "timed-out", "failed"]
-    exit_code: int | None
-    detail: str
-    output_bytes: int
-    observed_at: datetime
-    position: int
-
-
-class ReportHostLost(msgspec.Struct, frozen=True, kw_only=True, tag="report-host-lost.v1", forbid_unknown_fields=True):
-    """The session's host was declared lost; `last_seen_at` is the last moment anybody saw it alive."""
-
-    host_id: HostId
-    incarnation: int
-    last_seen_at: datetime
-    position: int
-
-
-class FireSessionTimer(
-    msgspec.Struct, frozen=True, kw_only=True, tag="fire-session-timer.v1", forbid_unknown_fields=True
-):
-    """A session's timer is due. Stale when `generation` is no longer that of the session's timer of this kind."""
-
-    kind: Literal["idle", "placement", "start", "suspend", "stop"]
-    incarnation: int
-    generation: int
-
-
 ClientSessionCommand = CreateSession | ExecSession | SuspendSession | ResumeSession | TerminateSession
-SessionReport = (
-    ReportVmStarted
-    | ReportVmStartFailed
-    | ReportVmSuspended
-    | ReportVmSuspendFailed
-    | ReportVmStopped
-    | ReportExecEnded
-    | ReportHostLost
-    | FireSessionTimer
-)
 SessionCommand = ClientSessionCommand | SessionReport
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -218,7 +110,10 @@ class PlacementDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="placemen
 
 
 class VmStartRequested(msgspec.Struct, frozen=True, kw_only=True, tag="vm-start-requested.v1"):
-    """A host was chosen and is asked to start the machine of this incarnation (an effect asked for, not done)."""
+    """A host was chosen and is asked to start the machine of this incarnation (an effect asked for, not done).
+
+    `fingerprint` is that of the host, so of the checkpoints it will make.
+    """
 
     session_id: SessionId
     host_id: HostId
@@ -227,6 +122,7 @@ class VmStartRequested(msgspec.Struct, frozen=True, kw_only=True, tag="vm-start-
     attempt: int
     machine: MachineSpec
     checkpoint_id: CheckpointId | None
+    fingerprint: str
     requested_at: datetime
     deadline_at: datetime
 
@@ -254,6 +150,18 @@ class SessionResumed(msgspec.Struct, frozen=True, kw_only=True, tag="session-res
     observed_at: datetime
 
 
+class SessionRecovered(msgspec.Struct, frozen=True, kw_only=True, tag="session-recovered.v1"):
+    """A machine given up for lost was seen alive, and is still the session's newest: its work was not lost.
+
+    Programs that were called lost stay so: nobody watched them meanwhile.
+    """
+
+    vm_id: VmId
+    host_id: HostId
+    incarnation: int
+    observed_at: datetime
+
+
 class SessionStartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="session-start-failed.v1"):
     """One try to start the machine failed; the next is at `retry_at`, or none when that is None."""
 
@@ -274,8 +182,19 @@ class ExecRequested(msgspec.Struct, frozen=True, kw_only=True, tag="exec-request
     requested_at: datetime
 
 
+class ExecStarted(msgspec.Struct, frozen=True, kw_only=True, tag="exec-started.v1"):
+    """A program was observed started; it is never started again, also not by a later machine of the session."""
+
+    exec_id: ExecId
+    incarnation: int
+    observed_at: datetime
+
+
 class ExecEnded(msgspec.Struct, frozen=True, kw_only=True, tag="exec-ended.v1"):
-    """A program ended, or will never run (`lost`, `cancelled`): its machine, or the session, was gone first."""
+    """A program ended, or nobody will see its end.
+
+    `lost`: its machine was gone first, or no end was observed in its time. `cancelled`: the session was ended first.
+    """
 
     exec_id: ExecId
     incarnation: int
@@ -287,7 +206,7 @@ class ExecEnded(msgspec.Struct, frozen=True, kw_only=True, tag="exec-ended.v1"):
 
 
 class SuspendRequested(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-requested.v1"):
-    """The machine is to be checkpointed and freed; `cause` says whether a client or idleness asked."""
+    """The machine is to be checkpointed and freed; asked for by a client, by idleness, or because its host drains."""
 
     session_id: SessionId
     host_id: HostId
@@ -295,45 +214,63 @@ class SuspendRequested(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-r
     incarnation: int
     checkpoint_id: CheckpointId
     parent_id: CheckpointId | None
-    cause: Literal["client", "idle"]
+    cause: Literal["client", "idle", "drain"]
     requested_at: datetime
     deadline_at: datetime
 
 
 class SessionSuspended(msgspec.Struct, frozen=True, kw_only=True, tag="session-suspended.v1"):
-    """The machine was observed checkpointed and gone."""
+    """The machine was observed checkpointed and gone; only engines of this `fingerprint` can load the checkpoint."""
 
     incarnation: int
+    host_id: HostId
     checkpoint_id: CheckpointId
+    fingerprint: str
     observed_at: datetime
 
 
 class SuspendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-failed.v1"):
-    """The checkpoint could not be made; the machine goes on running, and idleness tries again no sooner than `retry_at`."""
+    """The checkpoint could not be made; the machine goes on running.
+
+    Idleness tries again no sooner than `retry_at`; None: not before there has been work again.
+    """
 
     incarnation: int
+    checkpoint_id: CheckpointId
+    attempt: int
     code: str
     detail: str
-    retry_at: datetime
+    observed_at: datetime
+    retry_at: datetime | None
+
+
+class ResumeDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="resume-deferred.v1"):
+    """A resume was asked for while the session was being suspended; it follows as soon as that has ended."""
+
+    incarnation: int
+    requested_at: datetime
 
 
 class ResumeRequested(msgspec.Struct, frozen=True, kw_only=True, tag="resume-requested.v1"):
-    """The session is to be woken from `checkpoint_id` as incarnation `incarnation`."""
+    """The session is to be woken from `checkpoint_id` as incarnation `incarnation`.
+
+    `work`: a program waits for it; `drain`: a program was running when its host was drained.
+    """
 
     incarnation: int
     checkpoint_id: CheckpointId | None
-    cause: Literal["client", "work"]
+    cause: Literal["client", "work", "drain"]
     requested_at: datetime
 
 
 class SessionLost(msgspec.Struct, frozen=True, kw_only=True, tag="session-lost.v1"):
-    """The machine is gone without a checkpoint of its last state; `lost_since` is what can be gone back to."""
+    """The machine is gone without a checkpoint of its last state; work done after `lost_since` is lost with it."""
 
     incarnation: int
     host_id: HostId
     vm_id: VmId
     cause: str
-    lost_since: datetime | None
+    lost_since: datetime
     observed_at: datetime
 
 
@@ -373,12 +310,15 @@ SessionEvent = (
     | VmStartRequested
     | SessionStarted
     | SessionResumed
+    | SessionRecovered
     | SessionStartFailed
     | ExecRequested
+    | ExecStarted
     | ExecEnded
     | SuspendRequested
     | SessionSuspended
     | SuspendFailed
+    | ResumeDeferred
     | ResumeRequested
     | SessionLost
     | TerminateRequested

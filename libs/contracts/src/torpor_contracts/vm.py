@@ -168,13 +168,17 @@ class VmSuspendStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspen
 
 
 class VmSuspended(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspended.v1"):
-    """The checkpoint is with the snapshot store and the machine is gone; running time ends at `observed_at`."""
+    """The checkpoint is with the snapshot store and the machine is gone; running time ends at `observed_at`.
+
+    Engines of `fingerprint` can load the checkpoint; empty: those of the fingerprint the host registered with.
+    """
 
     vm_id: VmId
     host_id: HostId
     session_id: SessionId
     incarnation: int
     checkpoint_id: CheckpointId
+    fingerprint: str = ""
     suspend_ms: int
     observed_at: datetime
 
