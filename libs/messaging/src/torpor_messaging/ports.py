@@ -85,7 +85,7 @@ class Bus(Protocol):
         ...
 
     async def call(self, command: OutgoingCommand, timeout_s: float) -> bytes:
-        """Publish a command and wait for its reply (JSON of `torpor_contracts.replies.Reply`); `Transient` on time-out."""
+        """Publish a command and wait for its `Reply` (`torpor_contracts.replies`) as JSON; `Transient` on time-out."""
         ...
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
@@ -104,7 +104,7 @@ class Bus(Protocol):
 class Timers(Protocol):
     """Durable timers; derived from events, so losing all of them loses nothing (the sweeper fires what is overdue)."""
 
-    async def set(
+    async def set(  # noqa: PLR0917  (the parts of the timer's subject in their order, then what it carries)
         self, tenant_id: TenantId, service: str, kind: str, target: str, due_at: datetime, data: bytes
     ) -> None:
         """Deliver `data` to `service` at `due_at`, never earlier; replaces the timer of the same kind and target."""

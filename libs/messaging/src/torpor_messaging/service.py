@@ -1,4 +1,4 @@
-"""What a service is made of, without a word about how messages reach it: the FastStream edge and the simulation both run this."""
+"""What a service is made of, without a word about how messages reach it: the edge and the simulation both run this."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,11 @@ from torpor_eventlog.views_port import Projection
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded command with its envelope. `target` is the subject's rest; `request_digest` covers subject and payload."""
+    """A decoded command with its envelope; `target` is the rest of its subject.
+
+    `command_id` is the sender's, made unique among tenants: `<tenant>/<id as sent>`. `request_digest` is the SHA-256 of
+    subject, type and payload.
+    """
 
     tenant_id: TenantId
     service: str
@@ -70,7 +74,7 @@ class QueryRoute:
 
 @dataclass(frozen=True)
 class ReactorRoute:
-    """Reacts to events of these types, in order per stream, at least once; commands it sends carry deterministic ids."""
+    """Reacts to events of these types, in order per stream, at least once; its commands carry deterministic ids."""
 
     name: str
     reacts_to: tuple[type[msgspec.Struct], ...]
@@ -79,7 +83,7 @@ class ReactorRoute:
 
 @dataclass(frozen=True)
 class BackgroundRoute:
-    """A loop of the service's own: sweeper, heartbeat, reconciliation; called every `every_s`, first after `first_s`."""
+    """A loop of the service's own, such as a sweeper or a heartbeat: every `every_s`, first after `first_s`."""
 
     name: str
     every_s: float
