@@ -1,0 +1,25 @@
+"""Where blocking file work runs: in a thread in production, at once where nothing may use a thread."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs blocking work without holding up the event loop."""
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """The result of `work`; what it raises is raised."""
+        ...
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread of the loop's pool; it ends by itself also when the caller is cancelled."""
+    return await asyncio.to_thread(work)
+
+
+async def inline(work: Callable[[], T]) -> T:
+    """Run `work` here and now, for worlds that may have no second thread."""
+    return work()
