@@ -69,6 +69,7 @@ class Prepared(NamedTuple):
 
     commit: Commit
     tails: Sequence[bytes]
+    size_bytes: int
 
 
 class Known(NamedTuple):
@@ -121,7 +122,7 @@ def prepare(commit: Commit) -> Prepared:
     causation_id = _text(commit.causation_id, "causation id")
     correlation_id = _text(commit.correlation_id, "correlation id")
     tenant_id = _text(commit.tenant_id, "tenant id")
-    tails = []
+    tails, size_bytes = [], 0
     for event in commit.events:
         if event.stream not in commit.expected:
             raise InvariantViolation(f"command {commit.command_id}: no expected version for stream {event.stream}")
@@ -133,7 +134,8 @@ def prepare(commit: Commit) -> Prepared:
             )
         stream, tag = _text(event.stream, "stream"), _text(event.tag, "tag")
         tails.append(tail_bytes((stream, tag, command_id, causation_id, correlation_id, tenant_id, event.data)))
-    return Prepared(commit, tails)
+        size_bytes += len(event.data)
+    return Prepared(commit, tails, size_bytes)
 
 
 def plan(
@@ -149,7 +151,7 @@ def plan(
     outcomes: list[Outcome] = []
     rows: list[Row] = []
     position, digest = end.position, end.digest
-    for commit, tails in batch:
+    for commit, tails, _ in batch:
         before = placed.get(commit.command_id) or known(commit.command_id)
         if before is not None:
             outcomes.append(_answer_again(commit, before))
@@ -182,13 +184,12 @@ def plan(
 
 def receipt_of(row: Row) -> Receipt:
     """The receipt that a command's receipt row stands for."""
-    return Receipt(
-        command_id=CommandId(row.command_id),
-        stream=row.stream,
-        version=row.version,
-        position=row.position,
-        digest=row.digest.hex(),
-    )
+    return receipt_at(CommandId(row.command_id), row.stream, row.version, row.position, row.digest)
+
+
+def receipt_at(command_id: CommandId, stream: str, version: int, position: int, digest: bytes) -> Receipt:
+    """The receipt of a command whose receipt row has these columns."""
+    return Receipt(command_id=command_id, stream=stream, version=version, position=position, digest=digest.hex())
 
 
 def _text(text: str, what: str) -> bytes:
