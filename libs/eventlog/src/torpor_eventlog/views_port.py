@@ -66,8 +66,15 @@ class WritableRows(Rows, Protocol):
 class Projection(Protocol):
     """Folds events into rows; never rejects a fact, never reads anything but the event and its own rows."""
 
-    name: str
-    tables: tuple[Table, ...]
+    @property
+    def name(self) -> str:
+        """The name of its follower in the view store; unique within a service."""
+        ...
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables it puts rows into; no other projection does."""
+        ...
 
     async def fold(self, rows: WritableRows, event: Any, recorded: Recorded) -> None:
         """Apply one decoded event (an instance of a type in `torpor_contracts.registry.EVENTS`)."""
