@@ -1,0 +1,89 @@
+"""Torpor: the place where AI agents run, self-hosted; this is its SDK.
+
+async with torpor.connect() as t:
+    session = await t.sessions.create()
+    result = await session.exec("echo", "hi")
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torpor.client.api import Sessions, Torpor, connect
+    from torpor.client.execs import Exec
+    from torpor.client.models import Chunk, Event, ExecResult
+    from torpor.client.session import Session
+    from torpor.errors import (
+        CannotStart,
+        CommandIdReused,
+        InvalidRequest,
+        NotYet,
+        Refused,
+        SessionEnded,
+        SessionExists,
+        SessionNotFound,
+        StaleIncarnation,
+        SuspendFailed,
+        Unavailable,
+        WrongState,
+    )
+    from torpor_contracts.errors import TorporError
+    from torpor_contracts.replies import Receipt
+
+_HOMES = {
+    "torpor.client.api": ("Sessions", "Torpor", "connect"),
+    "torpor.client.execs": ("Exec",),
+    "torpor.client.models": ("Chunk", "Event", "ExecResult"),
+    "torpor.client.session": ("Session",),
+    "torpor.errors": (
+        "CannotStart",
+        "CommandIdReused",
+        "InvalidRequest",
+        "NotYet",
+        "Refused",
+        "SessionEnded",
+        "SessionExists",
+        "SessionNotFound",
+        "StaleIncarnation",
+        "SuspendFailed",
+        "Unavailable",
+        "WrongState",
+    ),
+    "torpor_contracts.errors": ("TorporError",),
+    "torpor_contracts.replies": ("Receipt",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CannotStart",
+    "Chunk",
+    "CommandIdReused",
+    "Event",
+    "Exec",
+    "ExecResult",
+    "InvalidRequest",
+    "NotYet",
+    "Receipt",
+    "Refused",
+    "Session",
+    "SessionEnded",
+    "SessionExists",
+    "SessionNotFound",
+    "Sessions",
+    "StaleIncarnation",
+    "SuspendFailed",
+    "Torpor",
+    "TorporError",
+    "Unavailable",
+    "WrongState",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: the supervisor and `torpor --help` need none of them."""
+    from importlib import import_module  # noqa: PLC0415
+
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
