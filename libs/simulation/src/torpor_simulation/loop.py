@@ -33,6 +33,17 @@ class NoSelector:
         """Nothing is held."""
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number: task groups keep sets of tasks, and their order must not depend on addresses."""
+
+    def __init__(self, number: int, coro: Any, *, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
+        self._number = number
+        super().__init__(coro, loop=loop, name=f"task-{number}", context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(base_events.BaseEventLoop):
     """Runs what is ready in a seeded order; when nothing is, time jumps to the next timer.
 
@@ -48,6 +59,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         super().__init__()
         self._selector = NoSelector()
         self._random = random.Random(seed).random  # noqa: S311  (an interleaving, not a secret)
+        self._tasks_made = 0
         self._steps_left = steps_max
         self._steps_max = steps_max
         self.unhandled: list[dict[str, Any]] = []
@@ -64,7 +76,10 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> Any:
         """Make a task and file it under the process it belongs to, so that it can die with it."""
-        task = super().create_task(coro, name=None if name is None else str(name), context=context)
+        self._tasks_made += 1
+        task = NumberedTask(self._tasks_made, coro, loop=self, context=context)
+        if name is not None:
+            task.set_name(str(name))
         process = process_of(context)
         if process is not None:
             process.adopt(task)
