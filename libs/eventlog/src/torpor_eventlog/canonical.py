@@ -28,9 +28,14 @@ _LENGTHS: Final = Struct(">7I").pack
 _FORMAT: Final = 1
 
 
-def tail_bytes(fields: tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]) -> bytes:
-    """The part of the canonical bytes that is known before the row has a place: lengths, then the seven fields."""
-    return _LENGTHS(*map(len, fields)) + b"".join(fields)
+def tail_bytes(texts: tuple[bytes, ...], data: bytes) -> bytes:
+    """The part of the canonical bytes that is known before the row has a place: lengths, the six texts, the data."""
+    return joined_tail_bytes(tuple(map(len, texts)), b"".join(texts), data)
+
+
+def joined_tail_bytes(sizes: tuple[int, ...], joined: bytes, data: bytes) -> bytes:
+    """`tail_bytes` for texts that are joined already."""
+    return _LENGTHS(*sizes, len(data)) + joined + data
 
 
 def placed_digest(previous: bytes, position: int, version: int, occurred_at_us: int, tail: bytes) -> bytes:
@@ -49,14 +54,8 @@ def row_digest(previous: bytes, row: Recorded) -> bytes:
 
 
 def _tail_of(row: Recorded) -> bytes:
-    return tail_bytes(
-        (
-            row.stream.encode(),
-            row.tag.encode(),
-            row.command_id.encode(),
-            row.causation_id.encode(),
-            row.correlation_id.encode(),
-            row.tenant_id.encode(),
-            row.data,
-        )
-    )
+    texts = (row.stream, row.tag, row.command_id, row.causation_id, row.correlation_id, row.tenant_id)
+    joined = "".join(texts)
+    if joined.isascii():
+        return joined_tail_bytes(tuple(map(len, texts)), joined.encode("ascii"), row.data)
+    return tail_bytes(tuple(text.encode() for text in texts), row.data)

@@ -8,7 +8,7 @@ from torpor_contracts.errors import TorporError, Transient
 from torpor_contracts.ids import CommandId
 from torpor_contracts.replies import Receipt
 from torpor_eventlog.merkle import Node, Span
-from torpor_eventlog.planning import START, End, Known, plan, prepare, receipt_of
+from torpor_eventlog.planning import START, End, Known, plan, prepare, receipt_of, recorded
 from torpor_eventlog.port import Commit, Head, Recorded
 from torpor_eventlog.proving import checked_consistency_plan, checked_inclusion_plan
 
@@ -45,11 +45,11 @@ class MemoryLog:
         if isinstance(outcome, TorporError):
             raise outcome
         for row in planned.rows:
-            recorded = row.recorded()
-            database.rows.append(recorded)
-            database.streams.setdefault(row.stream, []).append(recorded)
-            if row.request_digest is not None:
-                database.commands[row.command_id] = Known(row.request_digest, receipt_of(row))
+            event, request_digest = recorded(row), row[-1]
+            database.rows.append(event)
+            database.streams.setdefault(event.stream, []).append(event)
+            if request_digest is not None:
+                database.commands[event.command_id] = Known(request_digest, receipt_of(row))
         self._store_nodes(planned.nodes)
         database.end = planned.end
         if planned.rows and self._on_commit is not None:

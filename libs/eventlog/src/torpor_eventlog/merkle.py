@@ -71,17 +71,23 @@ class Frontier:
 
     def extend(self, leaves: Iterable[bytes]) -> list[Node]:
         """Add leaf hashes; the nodes that are complete now and must be stored."""
-        roots, complete = self._roots, []
-        for leaf in leaves:
-            digest, number, level = leaf, self.size, 0
-            while number & 1:
-                digest = sha256(b"\x01" + roots.pop() + digest).digest()
-                number >>= 1
-                level += 1
-                if level % TILE_LEVELS == 0:
-                    complete.append(Node(level, number, digest))
-            roots.append(digest)
-            self.size += 1
+        complete: list[Node] = []
+        grown: list[bytes] = []
+        pending, number, level = list(leaves), self.size, 0
+        self.size += len(pending)
+        while pending:
+            if number & 1:
+                number -= 1
+                pending.insert(0, self._roots.pop())
+            if len(pending) & 1:
+                grown.append(pending.pop())
+            pairs = iter(pending)
+            pending = [sha256(b"\x01" + left + right).digest() for left, right in zip(pairs, pairs, strict=True)]
+            number >>= 1
+            level += 1
+            if level % TILE_LEVELS == 0:
+                complete += [Node(level, number + at, digest) for at, digest in enumerate(pending)]
+        self._roots += reversed(grown)
         return complete
 
     def root(self) -> bytes:

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from torpor_contracts.errors import InvariantViolation, Rejected, TorporError, VersionConflict
 from torpor_contracts.ids import CommandId
 from torpor_contracts.replies import Receipt
-from torpor_eventlog.canonical import NO_DIGEST, placed_digest, tail_bytes
+from torpor_eventlog.canonical import NO_DIGEST, joined_tail_bytes, placed_digest, tail_bytes
 from torpor_eventlog.merkle import Frontier, Node
-from torpor_eventlog.port import Commit, Head, Recorded
+from torpor_eventlog.port import Commit, Head, NewEvent, Recorded
 
 DATA_BYTES_MAX: Final = 900_000
 """The largest event: with its headers it must fit a JetStream message of the default 1 MiB, or the relay would stop."""
@@ -31,44 +31,20 @@ Outcome = Receipt | TorporError
 """What became of one commit: an error is raised to the one who waits for it."""
 
 
-class Row(NamedTuple):
-    """A row to insert, in the order of the table's columns. Only a command's receipt row has its `request_digest`."""
-
-    position: int
-    stream: str
-    version: int
-    tag: str
-    data: bytes
-    occurred_at_us: int
-    command_id: str
-    causation_id: str
-    correlation_id: str
-    tenant_id: str
-    digest: bytes
-    request_digest: bytes | None
-
-    def recorded(self) -> Recorded:
-        """The row as a reader sees it."""
-        return Recorded(
-            position=self.position,
-            stream=self.stream,
-            version=self.version,
-            tag=self.tag,
-            data=self.data,
-            occurred_at_us=self.occurred_at_us,
-            command_id=self.command_id,
-            causation_id=self.causation_id,
-            correlation_id=self.correlation_id,
-            tenant_id=self.tenant_id,
-            digest=self.digest,
-        )
+Row = tuple[int, str, int, str, bytes, int, str, str, str, str, bytes, bytes | None]
+"""A row to insert: the fields of a `Recorded` in their order, then the request digest, which only the command's
+receipt row has. A bare tuple, for it is made once for every event."""
 
 
 class Prepared(NamedTuple):
-    """A commit that was found legal, with everything of its canonical bytes that does not depend on its place."""
+    """A commit that was found legal, with everything of its canonical bytes that does not depend on its place.
+
+    `receipt_at` is the index of the event that the receipt names. `size_bytes` counts the events' data.
+    """
 
     commit: Commit
     tails: Sequence[bytes]
+    receipt_at: int
     size_bytes: int
 
 
@@ -95,11 +71,16 @@ START: Final = End(0, NO_DIGEST, Frontier())
 
 
 class Plan(NamedTuple):
-    """What to write, in one transaction, and what to answer once that is durable: one outcome per commit."""
+    """What to write, in one transaction, and what to answer once that is durable: one outcome per commit.
+
+    The rows go between `before` and `end`; `versions` are the new versions of the streams written.
+    """
 
     outcomes: list[Outcome]
     rows: list[Row]
     nodes: list[Node]
+    versions: dict[str, int]
+    before: End
     end: End
 
 
@@ -108,34 +89,25 @@ def prepare(commit: Commit) -> Prepared:
 
     Raises `Rejected` for what no log could hold, `InvariantViolation` for a mistake of the code that made it.
     """
-    if len(commit.request_digest) != REQUEST_DIGEST_BYTES:
-        raise InvariantViolation(f"command {commit.command_id}: the request digest is no SHA-256")
-    if not 0 <= commit.occurred_at_us < TIME_US_END:
-        raise InvariantViolation(f"command {commit.command_id}: {commit.occurred_at_us} is no time in microseconds")
-    if len(commit.events) > EVENTS_MAX:
-        raise Rejected(
-            "too-many-events",
-            f"command {commit.command_id} has {len(commit.events)} events, at most {EVENTS_MAX} commit together",
-            "split the command",
-        )
-    command_id = _text(commit.command_id, "command id")
-    causation_id = _text(commit.causation_id, "causation id")
-    correlation_id = _text(commit.correlation_id, "correlation id")
-    tenant_id = _text(commit.tenant_id, "tenant id")
-    tails, size_bytes = [], 0
-    for event in commit.events:
-        if event.stream not in commit.expected:
-            raise InvariantViolation(f"command {commit.command_id}: no expected version for stream {event.stream}")
-        if len(event.data) > DATA_BYTES_MAX:
+    _check_envelope(commit)
+    tails: list[bytes] = []
+    size_bytes, receipt_at = 0, 0
+    expected = commit.expected
+    for at, event in enumerate(commit.events):
+        stream, data = event.stream, event.data
+        if stream not in expected:
+            raise InvariantViolation(f"command {commit.command_id}: no expected version for stream {stream}")
+        if len(data) > DATA_BYTES_MAX:
             raise Rejected(
                 "event-too-large",
-                f"a {event.tag} of stream {event.stream} has {len(event.data)} bytes, over {DATA_BYTES_MAX}",
+                f"a {event.tag} of stream {stream} has {len(data)} bytes, over {DATA_BYTES_MAX}",
                 "put large content into the snapshot store and record its digest",
             )
-        stream, tag = _text(event.stream, "stream"), _text(event.tag, "tag")
-        tails.append(tail_bytes((stream, tag, command_id, causation_id, correlation_id, tenant_id, event.data)))
-        size_bytes += len(event.data)
-    return Prepared(commit, tails, size_bytes)
+        tails.append(_tail(commit, event))
+        size_bytes += len(data)
+        if stream == commit.events[0].stream:
+            receipt_at = at
+    return Prepared(commit, tails, receipt_at, size_bytes)
 
 
 def plan(
@@ -146,64 +118,100 @@ def plan(
     `versions` holds the present version of every existing stream the batch expects something of; `known` answers
     for a command id whether it is in the log.
     """
-    now: dict[str, int] = {}
+    written: dict[str, int] = {}
     placed: dict[str, Known] = {}
     outcomes: list[Outcome] = []
     rows: list[Row] = []
+    digests: list[bytes] = []
     position, digest = end.position, end.digest
-    for commit, tails, _ in batch:
-        before = placed.get(commit.command_id) or known(commit.command_id)
+    for commit, tails, receipt_at, _ in batch:
+        command_id = commit.command_id
+        before = placed.get(command_id) or known(command_id)
         if before is not None:
             outcomes.append(_answer_again(commit, before))
             continue
-        refusal = _refusal(commit, now, versions)
+        refusal = _refusal(commit, written, versions)
         if refusal is not None:
             outcomes.append(refusal)
             continue
-        own_stream = commit.events[0].stream
-        own_at = max(at for at, event in enumerate(commit.events) if event.stream == own_stream)
-        for at, (event, tail) in enumerate(zip(commit.events, tails, strict=True)):
+        occurred_at_us, request_digest = commit.occurred_at_us, commit.request_digest
+        for at, event in enumerate(commit.events):
             stream = event.stream
             position += 1
-            version = now[stream] = now.get(stream, commit.expected[stream]) + 1
-            digest = placed_digest(digest, position, version, commit.occurred_at_us, tail)
-            request_digest = commit.request_digest if at == own_at else None
+            version = written[stream] = written.get(stream, commit.expected[stream]) + 1
+            digest = placed_digest(digest, position, version, occurred_at_us, tails[at])
+            digests.append(digest)
             rows.append(
-                Row(
-                    position, stream, version, event.tag, event.data, commit.occurred_at_us, commit.command_id,
-                    commit.causation_id, commit.correlation_id, commit.tenant_id, digest, request_digest,
+                (
+                    position, stream, version, event.tag, event.data, occurred_at_us, command_id, commit.causation_id,
+                    commit.correlation_id, commit.tenant_id, digest, request_digest if at == receipt_at else None,
                 )
             )  # fmt: skip
-        receipt = receipt_of(rows[own_at - len(commit.events)])
-        placed[commit.command_id] = Known(commit.request_digest, receipt)
+        receipt = receipt_of(rows[receipt_at - len(tails)])
+        placed[command_id] = Known(request_digest, receipt)
         outcomes.append(receipt)
     frontier = end.frontier.copy()
-    nodes = frontier.extend(row.digest for row in rows)
-    return Plan(outcomes, rows, nodes, End(position, digest, frontier))
+    nodes = frontier.extend(digests)
+    return Plan(outcomes, rows, nodes, written, end, End(position, digest, frontier))
+
+
+def recorded(row: Row) -> Recorded:
+    """The row as a reader sees it."""
+    return Recorded(**dict(zip(Recorded.__struct_fields__, row[:-1], strict=True)))  # type: ignore[arg-type]
 
 
 def receipt_of(row: Row) -> Receipt:
     """The receipt that a command's receipt row stands for."""
-    return receipt_at(CommandId(row.command_id), row.stream, row.version, row.position, row.digest)
+    return receipt_from(row[6], row[1], row[2], row[0], row[10])
 
 
-def receipt_at(command_id: CommandId, stream: str, version: int, position: int, digest: bytes) -> Receipt:
+def receipt_from(command_id: str, stream: str, version: int, position: int, digest: bytes) -> Receipt:
     """The receipt of a command whose receipt row has these columns."""
-    return Receipt(command_id=command_id, stream=stream, version=version, position=position, digest=digest.hex())
+    return Receipt(
+        command_id=CommandId(command_id), stream=stream, version=version, position=position, digest=digest.hex()
+    )
 
 
-def _text(text: str, what: str) -> bytes:
+def _check_envelope(commit: Commit) -> None:
+    if len(commit.request_digest) != REQUEST_DIGEST_BYTES:
+        raise InvariantViolation(f"command {commit.command_id}: the request digest is no SHA-256")
+    if not 0 <= commit.occurred_at_us < TIME_US_END:
+        raise InvariantViolation(f"command {commit.command_id}: {commit.occurred_at_us} is no time in microseconds")
+    if len(commit.events) > EVENTS_MAX:
+        raise Rejected(
+            "too-many-events",
+            f"command {commit.command_id} has {len(commit.events)} events, at most {EVENTS_MAX} commit together",
+            "split the command",
+        )
+    if len(commit.events) != 1 or len(commit.expected) != 1:  # else the one event's own check covers them
+        for text in (commit.command_id, *commit.expected):
+            _encoded(text)
+
+
+def _tail(commit: Commit, event: NewEvent) -> bytes:
+    texts = (
+        event.stream, event.tag, commit.command_id, commit.causation_id, commit.correlation_id, commit.tenant_id,
+    )  # fmt: skip
+    joined = "".join(texts)
+    if joined.isascii() and "\x00" not in joined:
+        sizes = tuple(map(len, texts))
+        if min(sizes) and max(sizes) <= TEXT_BYTES_MAX:
+            return joined_tail_bytes(sizes, joined.encode("ascii"), event.data)
+    return tail_bytes(tuple(map(_encoded, texts)), event.data)
+
+
+def _encoded(text: str) -> bytes:
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
         encoded = b""
-    if not 0 < len(encoded) <= TEXT_BYTES_MAX or b"\x00" in encoded:
-        raise Rejected(
-            "illegal-text",
-            f"the {what} {text[:80]!r} cannot be kept",
-            f"use 1 to {TEXT_BYTES_MAX} bytes of UTF-8 without NUL",
-        )
-    return encoded
+    if 0 < len(encoded) <= TEXT_BYTES_MAX and b"\x00" not in encoded:
+        return encoded
+    raise Rejected(
+        "illegal-text",
+        f"a stream, tag, id or tenant {text[:80]!r} cannot be kept",
+        f"use 1 to {TEXT_BYTES_MAX} bytes of UTF-8 without NUL",
+    )
 
 
 def _answer_again(commit: Commit, before: Known) -> Outcome:
@@ -216,11 +224,11 @@ def _answer_again(commit: Commit, before: Known) -> Outcome:
     )
 
 
-def _refusal(commit: Commit, now: Mapping[str, int], versions: Mapping[str, int]) -> TorporError | None:
+def _refusal(commit: Commit, written: Mapping[str, int], versions: Mapping[str, int]) -> TorporError | None:
     if not commit.events:
         return InvariantViolation(f"command {commit.command_id} is not in the log and has no events")
     for stream, expected in commit.expected.items():
-        actual = now.get(stream)
+        actual = written.get(stream)
         if actual is None:
             actual = versions.get(stream, 0)
         if actual != expected:

@@ -10,7 +10,7 @@ from typing import Final
 from torpor_contracts.ids import CommandId
 from torpor_contracts.replies import Receipt
 from torpor_eventlog.merkle import Frontier, ProofPlan, Span
-from torpor_eventlog.planning import End, receipt_at
+from torpor_eventlog.planning import End, receipt_from
 from torpor_eventlog.port import Head, Recorded
 from torpor_eventlog.sqlite_file import connect
 
@@ -51,7 +51,7 @@ class SqliteReader:
         if row is None:
             return None
         stream, version, position, digest = row
-        return receipt_at(command_id, stream, version, position, digest)
+        return receipt_from(command_id, stream, version, position, digest)
 
     def head(self) -> Head:
         """See `EventLog.head`."""
