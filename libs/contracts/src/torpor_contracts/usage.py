@@ -15,7 +15,7 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`usage` of the session that is the target (`-`: of the tenant). `after` is the `next` of the page before."""
 
     after: str | None = None
-    limit: int = 500
+    limit: int = 200
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):

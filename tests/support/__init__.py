@@ -1,0 +1,1 @@
+"""What test rooms share: builders of examples, and real servers."""
