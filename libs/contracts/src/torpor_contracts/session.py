@@ -105,6 +105,7 @@ class PlacementDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="placemen
     incarnation: int
     attempt: int
     reason: str
+    deferred_at: datetime
     retry_at: datetime
     give_up_at: datetime
 
@@ -171,6 +172,7 @@ class SessionStartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="session
     attempt: int
     code: str
     detail: str
+    observed_at: datetime
     retry_at: datetime | None
 
 

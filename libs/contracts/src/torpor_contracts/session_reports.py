@@ -127,7 +127,7 @@ class ReportHostDraining(
 class FireSessionTimer(
     msgspec.Struct, frozen=True, kw_only=True, tag="fire-session-timer.v1", forbid_unknown_fields=True
 ):
-    """A session's timer is due. Stale when `generation` is no longer that of the session's timer of this kind.
+    """A session's timer is due. Stale when `generation` is no longer that of the session's timer; it has one at most.
 
     `generation` is the stream version of the event that set the timer.
     """

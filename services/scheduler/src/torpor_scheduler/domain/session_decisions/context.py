@@ -1,0 +1,93 @@
+"""What a decision about a session is made from beside the session's state, and the draft it is written on."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from torpor_contracts.ids import CheckpointId, SessionId, TenantId, VmId
+from torpor_contracts.session import RetryRule, SessionEvent
+from torpor_scheduler.domain.folding import evolve
+from torpor_scheduler.domain.placement import HostOffer
+from torpor_scheduler.domain.session import Session
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may ask for. Sizes in MiB unless the name says otherwise."""
+
+    vcpus_max: int = 32
+    memory_mib_min: int = 16
+    memory_mib_max: int = 131_072
+    disk_mib_max: int = 1_048_576
+    idle_after_s_min: float = 0.1
+    idle_after_s_max: float = 30 * 86_400.0
+    metadata_bytes_max: int = 4_096
+    metadata_keys_max: int = 32
+    attempts_max: int = 10
+    backoff_s_min: float = 0.05
+    backoff_s_max: float = 300.0
+    deadline_s_max: float = 3_600.0
+    execs_max: int = 64
+    program_bytes_max: int = 262_144
+    exec_timeout_s_max: float = 7 * 86_400.0
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How long hosts are given, and how a failed suspend is tried again.
+
+    `placement_backoff_s_max`: the longest pause between two looks for a host.
+    """
+
+    limits: Limits = Limits()
+    start_timeout_s: float = 60.0
+    suspend_timeout_s: float = 120.0
+    stop_timeout_s: float = 30.0
+    placement_backoff_s_max: float = 15.0
+    suspend_retry: RetryRule = RetryRule(attempts_max=8, backoff_s=30.0, backoff_s_max=900.0, deadline_s=86_400.0)
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The moment, what hosts offer, and ids for what the decision may ask for.
+
+    `exec_known`: whether the view of programs has the id of the program asked for already.
+    """
+
+    now: datetime
+    vm_id: VmId
+    checkpoint_id: CheckpointId
+    offers: tuple[HostOffer, ...] = ()
+    exec_known: bool = False
+    rules: Rules = Rules()
+
+    def after(self, seconds: float) -> datetime:
+        """The moment so many seconds from now."""
+        return self.now + timedelta(seconds=seconds)
+
+    def past(self, moment: datetime) -> datetime:
+        """`moment`, or now if a host's clock is ahead of ours."""
+        return min(moment, self.now)
+
+
+class Addressee(msgspec.Struct, frozen=True, kw_only=True):
+    """The session a command is for, and the tenant that sent it."""
+
+    session_id: SessionId
+    tenant_id: TenantId
+
+
+class Draft:
+    """The events of one decision, and the state they lead to."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.events: list[SessionEvent] = []
+
+    def record(self, event: SessionEvent) -> None:
+        """Let `event` happen."""
+        self.session = evolve(self.session, event)
+        self.events.append(event)
+
+
+def pause_s(backoff_s: float, backoff_s_max: float, tries: int) -> float:
+    """The pause after so many tries: doubling from `backoff_s`, at most `backoff_s_max`."""
+    doublings = min(max(tries - 1, 0), 32)
+    return min(backoff_s * 2.0**doublings, backoff_s_max)
