@@ -1,0 +1,3 @@
+"""Plugins that every test room may use: real servers, started by the first test that asks for one."""
+
+pytest_plugins = ["tests.support.postgres"]
