@@ -1,7 +1,7 @@
 """The one connection of a process that writes to the log's SQLite file; used by one thread at a time."""
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from torpor_contracts.errors import InvariantViolation, Transient
-from torpor_contracts.replies import Receipt
 from torpor_eventlog.merkle import Frontier
-from torpor_eventlog.planning import START, End, Known, Plan, Prepared, plan, receipt_from
+from torpor_eventlog.optimism import Kept, all_placed, none_known, streams_of
+from torpor_eventlog.planning import End, Known, Plan, Prepared, plan, receipt_from
 from torpor_eventlog.sqlite_file import as_transient, connect, while_busy
 
 _INSERT_ROW: Final = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -27,10 +27,6 @@ _GET_KNOWN: Final = """
 """
 
 
-STREAMS_KEPT_MAX: Final = 8192
-"""How many streams' versions are kept between batches."""
-
-
 class SqliteWriter:
     """Writes batches. Every error leaves nothing of its batch in the log, and the next batch starts afresh.
 
@@ -43,8 +39,7 @@ class SqliteWriter:
         self._busy_wait_s = busy_wait_s
         self._connection: sqlite3.Connection | None = None
         self._opened_file: tuple[int, int] | None = None
-        self._last = START
-        self._versions: dict[str, int] = {}
+        self._kept = Kept()
 
     def write(self, batch: Sequence[Prepared]) -> Plan:
         """Place the batch and make it durable. Raises `Transient` when the database does not let us."""
@@ -62,16 +57,16 @@ class SqliteWriter:
         except BaseException:
             self.close()
             raise
-        self._remember(planned)
+        self._kept.remember(planned)
         return planned
 
     def _hopefully(self, connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan | None:
         end = self._begin(connection)
-        versions, unsure = _sure_versions(batch, self._versions if end.digest == self._last.digest else {})
+        versions, unsure = self._kept.versions_at(end, batch)
         if unsure:
             versions.update(_versions(connection, unsure))
-        planned = plan(batch, end, versions, _unknown)
-        if all(type(outcome) is Receipt for outcome in planned.outcomes):
+        planned = plan(batch, end, versions, none_known)
+        if all_placed(planned):
             try:
                 _insert(connection, planned)
                 connection.execute("COMMIT")
@@ -84,8 +79,7 @@ class SqliteWriter:
 
     def _exactly(self, connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan:
         end = self._begin(connection)
-        streams = {stream for prepared in batch for stream in prepared.commit.expected}
-        planned = plan(batch, end, _versions(connection, streams), _known(connection, batch).get)
+        planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch).get)
         if planned.rows:
             _insert(connection, planned)
         connection.execute("COMMIT")
@@ -94,15 +88,9 @@ class SqliteWriter:
     def _begin(self, connection: sqlite3.Connection) -> End:
         while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self._busy_wait_s)
         position, digest, frontier = connection.execute(_GET_HEAD).fetchone()
-        if digest == self._last.digest:
-            return self._last
+        if digest == self._kept.end.digest:
+            return self._kept.end
         return End(position, digest, Frontier.from_bytes(position, frontier))
-
-    def _remember(self, planned: Plan) -> None:
-        if self._last.digest != planned.before.digest or len(self._versions) > STREAMS_KEPT_MAX:
-            self._versions.clear()
-        self._versions.update(planned.versions)
-        self._last = planned.end
 
     def close(self) -> None:
         """Roll back what is open, and let go of the file."""
@@ -131,30 +119,6 @@ def _insert(connection: sqlite3.Connection, planned: Plan) -> None:
         connection.executemany(_INSERT_NODE, planned.nodes)
     end = planned.end
     connection.execute(_SET_HEAD, (end.position, end.digest, end.frontier.to_bytes()))
-
-
-def _unknown(command_id: str) -> None:
-    """The hope that no command of the batch is in the log; the unique index tells if it is."""
-
-
-def _sure_versions(batch: Sequence[Prepared], kept: Mapping[str, int]) -> tuple[dict[str, int], set[str]]:
-    """The versions of the batch's streams as far as they are kept, and the streams that must be looked up.
-
-    A stream whose first version is inserted needs no look: the insert fails when the stream exists. An insert of a
-    later version would not fail when the version before is missing, and nothing fails when nothing is written.
-    """
-    sure: dict[str, int] = {}
-    unsure: set[str] = set()
-    for commit, *_ in batch:
-        expected = commit.expected
-        written = expected if len(expected) == 1 else {event.stream for event in commit.events}
-        for stream, version in expected.items():
-            known_version = kept.get(stream)
-            if known_version is not None:
-                sure[stream] = known_version
-            elif version != 0 or stream not in written:
-                unsure.add(stream)
-    return sure, unsure
 
 
 def _versions(connection: sqlite3.Connection, streams: Iterable[str]) -> dict[str, int]:
