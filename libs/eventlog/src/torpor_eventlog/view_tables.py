@@ -10,12 +10,13 @@ from typing import Any, Final, TypeGuard
 import msgspec
 from msgspec import inspect
 
-from torpor_contracts.errors import InvariantViolation
+from torpor_contracts.errors import InvariantViolation, Poison
 from torpor_eventlog.views_port import Table
 
 Cell = str | int | None
 """What an indexed column holds."""
 
+_INT_END: Final = 1 << 63
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
@@ -41,13 +42,19 @@ class Layout:
         self._decoder = msgspec.json.Decoder(table.row)
 
     def encode(self, row: msgspec.Struct) -> tuple[str, bytes, tuple[Cell, ...]]:
-        """The row's key, its JSON and its indexed cells."""
+        """The row's key, its JSON and its indexed cells; raises `Poison` for a row that no database could hold."""
         if type(row) is not self.table.row:
             raise InvariantViolation(
                 f"table {self.table.name} holds {self.table.row.__name__}, not {type(row).__name__}"
             )
         key = getattr(row, self.table.key)
-        return key, msgspec.json.encode(row), tuple(getattr(row, field) for field in self.table.indexed)
+        cells = tuple(getattr(row, field) for field in self.table.indexed)
+        for cell in (key, *cells):
+            if isinstance(cell, str) and "\x00" in cell:
+                raise Poison(f"table {self.table.name} cannot be keyed by or indexed on {cell!r}: it holds a NUL")
+            if isinstance(cell, int) and not -_INT_END <= cell < _INT_END:
+                raise Poison(f"table {self.table.name} cannot be indexed on {cell}: it needs more than 64 bits")
+        return key, msgspec.json.encode(row), cells
 
     def decode(self, data: bytes | str) -> Any:
         """The row behind its JSON."""
@@ -70,6 +77,9 @@ class Layout:
             order_by = None
         if after_key is not None and order_by is not None:
             raise InvariantViolation(f"table {self.table.name}: after_key pages through key order, not by {order_by}")
+        for field, value in [*(where or {}).items(), *((at_most,) if at_most else ())]:
+            if value is not None and type(value) is not (int if field in self.integers else str):
+                raise InvariantViolation(f"table {self.table.name}: {field} is never {value!r}")
         if limit < 1:
             raise InvariantViolation(f"table {self.table.name}: limit {limit} is not positive")
         return Query(tuple((where or {}).items()), at_most, order_by, after_key, limit)
