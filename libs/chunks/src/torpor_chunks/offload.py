@@ -16,8 +16,13 @@ class Offload(Protocol):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of the loop's pool; it ends by itself also when the caller is cancelled."""
-    return await asyncio.to_thread(work)
+    """Run `work` in a thread of the loop's pool. A cancelled caller waits for its end: no write goes on unwatched."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 async def inline(work: Callable[[], T]) -> T:

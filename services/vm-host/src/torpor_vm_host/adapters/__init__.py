@@ -1,0 +1,1 @@
+"""How the ports are satisfied: drivers, and the host's disk."""

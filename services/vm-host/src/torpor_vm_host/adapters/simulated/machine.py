@@ -1,0 +1,107 @@
+"""What a simulated machine is: its memory, its disk and its programs, as one value that can be written down."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from torpor_contracts.ids import ExecId, SessionId, TenantId, VmId
+from torpor_contracts.session import MachineSpec
+
+PIPE_BYTES_MAX: Final = 256 * 1024
+"""Output that nobody has taken; a program that has written so much waits."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One simple command of a program. `only_after_success`: it was joined by `&&`."""
+
+    argv: list[str]
+    only_after_success: bool = False
+    into: str | None = None
+    appends: bool = False
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """Output that nobody has taken yet."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: bytes
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended."""
+
+    outcome: Literal["exited", "signaled", "timed-out"]
+    exit_code: int | None
+    detail: str = ""
+
+
+class Process(msgspec.Struct, kw_only=True):
+    """A program. It has run up to `at_us`, sleeps until `wakes_us`, and is ended at `times_out_us`.
+
+    Instants are microseconds since the Unix epoch of a clock that stands still while the machine is paused.
+    """
+
+    exec_id: ExecId
+    steps: list[Step]
+    env: dict[str, str]
+    cwd: str
+    user: str
+    stdin: str
+    at_us: int
+    times_out_us: int
+    wakes_us: int | None = None
+    next_step: int = 0
+    status: int = 0
+    written: list[Written] = []
+    written_bytes: int = 0
+    end: End | None = None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether it waits for somebody to take its output."""
+        return sum(len(one.data) for one in self.written) >= PIPE_BYTES_MAX
+
+    def due_us(self) -> int | None:
+        """When something happens to it next, None when it has ended."""
+        if self.end is not None:
+            return None
+        if self.held_up:
+            return self.times_out_us
+        return min(self.times_out_us, self.at_us if self.wakes_us is None else self.wakes_us)
+
+    def shift(self, by_us: int) -> None:
+        """Move it in time, as its machine did not run meanwhile."""
+        self.at_us += by_us
+        self.times_out_us += by_us
+        if self.wakes_us is not None:
+            self.wakes_us += by_us
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """A machine. `generation` counts its checkpoints; `paused_us` is set while it does not run."""
+
+    vm_id: VmId
+    tenant_id: TenantId
+    session_id: SessionId
+    incarnation: int
+    spec: MachineSpec
+    state: Literal["starting", "running", "paused"]
+    paused_us: int | None = None
+    generation: int = 0
+    counter: int = 0
+    variables: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    processes: dict[ExecId, Process] = {}
+
+    def pause(self, now_us: int) -> None:
+        """Let nothing in it run from now on."""
+        if self.state == "running":
+            self.state, self.paused_us = "paused", now_us
+
+    def run(self, now_us: int) -> None:
+        """Let everything in it run on from where it was."""
+        if self.paused_us is not None:
+            for process in self.processes.values():
+                process.shift(now_us - self.paused_us)
+        self.state, self.paused_us = "running", None

@@ -1,0 +1,1 @@
+"""The life of a machine, as pure functions."""
