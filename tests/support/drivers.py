@@ -1,0 +1,113 @@
+"""Drivers for the contract suite: how each is made, and what its guest calls the few programs the suite needs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torpor_chunks.offload import in_thread, inline
+from torpor_contracts.ids import ExecId, SessionId, TenantId, VmId
+from torpor_contracts.session import ExecSpec, MachineSpec
+from torpor_messaging.system import SystemClock, SystemIds
+from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
+from torpor_vm_host.adapters.simulated.stores import DirectoryMachines, Machines, MemoryMachines
+from torpor_vm_host.ports import CheckpointFiles, Driver, ExecOutcome, Output, PartFile, VmSpec
+
+
+class DriverKit:
+    """One kind of driver on one host. Every `driver()` is a new object over the same host."""
+
+    name = "simulated on memory"
+    start_s_max = 5.0
+    machine = MachineSpec()
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ids = SystemIds()
+        self._machines: Machines = MemoryMachines()
+
+    def driver(self) -> Driver:
+        """A driver object."""
+        timing = Timing(start_s=0.0, checkpoint_s=0.0)
+        return SimulatedDriver(self._machines, SystemClock(), timing=timing, offload=inline)
+
+    def spec(self, **changes: Any) -> VmSpec:
+        """A machine to start, with a directory of its own."""
+        vm_id = VmId(self.ids.new("vm"))
+        directory = self.root / "vms" / vm_id
+        directory.mkdir(parents=True)
+        values: dict[str, Any] = {
+            "vm_id": vm_id,
+            "tenant_id": TenantId("acme"),
+            "session_id": SessionId(self.ids.new("s")),
+            "incarnation": 1,
+            "machine": self.machine,
+            "directory": directory,
+        }
+        return VmSpec(**(values | changes))
+
+    def new_directory(self) -> Path:
+        """An empty directory."""
+        directory = self.root / self.ids.new("dir")
+        directory.mkdir(parents=True)
+        return directory
+
+    def counting(self) -> ExecSpec:
+        """A program that counts one up in the machine's memory and prints the number."""
+        return ExecSpec(argv=["count"])
+
+    def spoil_next_checkpoint(self, directory: Path) -> None:
+        """Make a checkpoint into `directory` fail."""
+        directory.rmdir()
+        directory.write_bytes(b"a file where a directory should be")
+
+    def clean_up(self) -> None:
+        """End what a test left running outside the test's process."""
+
+
+class DirectoryKit(DriverKit):
+    """Simulated machines that are files."""
+
+    name = "simulated on a directory"
+
+    def driver(self) -> Driver:
+        """A driver object."""
+        machines = DirectoryMachines(self.root / "machines", offload=in_thread)
+        return SimulatedDriver(machines, SystemClock(), timing=Timing(start_s=0.0, checkpoint_s=0.0))
+
+
+DRIVER_KITS: dict[str, type[DriverKit]] = {kit.name: kit for kit in (DriverKit, DirectoryKit)}
+"""Every driver that is to be believed stands here."""
+
+
+class Taking:
+    """Takes a program's output, and remembers it by offset as a careful reader would."""
+
+    def __init__(self) -> None:
+        self.stdout = b""
+        self.stderr = b""
+        self.taken: list[Output] = []
+        self._next = 0
+
+    async def __call__(self, output: Output) -> None:
+        self.taken.append(output)
+        new = output.data[max(0, self._next - output.offset) :]
+        assert output.offset <= self._next, "bytes were left out"
+        self._next += len(new)
+        if output.stream == "stdout":
+            self.stdout += new
+        else:
+            self.stderr += new
+
+
+def files_of(checkpoint_id: Any, parts: Sequence[PartFile]) -> CheckpointFiles:
+    """Parts as a start takes them."""
+    return CheckpointFiles(checkpoint_id=checkpoint_id, files={part.kind: part.path for part in parts})
+
+
+async def run_program(driver: Driver, vm_id: VmId, *argv: str, **spec: Any) -> tuple[ExecOutcome, Taking]:
+    """Run a program to its end, under a new id, and let the guest forget it."""
+    taking = Taking()
+    exec_id = ExecId(SystemIds().new("x"))
+    outcome = await driver.exec(vm_id, exec_id, ExecSpec(argv=list(argv), **spec), taking)
+    await driver.forget(vm_id, exec_id)
+    return outcome, taking
