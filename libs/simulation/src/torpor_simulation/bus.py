@@ -11,6 +11,7 @@ from torpor_messaging.ports import Clock, Ids, OutgoingCommand
 from torpor_simulation.broker import Broker, StoredMessage
 from torpor_simulation.consumer import INSTANT_S, Consumer
 from torpor_simulation.network import Network
+from torpor_simulation.process import Process
 from torpor_simulation.surroundings import Surroundings
 
 ANSWER_TIMEOUT_S: Final = 2.0
@@ -121,11 +122,11 @@ class Questions:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._answerers: dict[str, list[tuple[str, Answer]]] = {}
+        self._answerers: dict[str, list[tuple[str, Process, Answer]]] = {}
 
-    def serve(self, pattern: str, machine: str, answer: Answer) -> Callable[[], None]:
+    def serve(self, pattern: str, machine: str, process: Process, answer: Answer) -> Callable[[], None]:
         """Answer questions of this pattern; the answer ends it."""
-        entry = (machine, answer)
+        entry = (machine, process, answer)
         self._answerers.setdefault(pattern, []).append(entry)
 
         def end() -> None:
@@ -138,11 +139,20 @@ class Questions:
         """The answer of one who listens, `Transient` when nobody does."""
         asked = subjects.parse_query(subject)
         pattern = subjects.query_filter(asked.service, asked.type)
-        there = [entry for entry in self._answerers.get(pattern, ()) if self._network.reaches_bus(entry[0])]
+        known = self._answerers.get(pattern, ())
+        there = [entry for entry in known if entry[1].alive and self._network.reaches_bus(entry[0])]
         if not there:
             raise Transient(f"nobody answers {subject}", retry_after_s=0.2)
-        _, answer = there[self._network.pick(len(there))]
-        return await answer(subject, data)
+        _, process, answer = there[self._network.pick(len(there))]
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def reply() -> None:
+            content = await answer(subject, data)
+            if not answered.done():
+                answered.set_result(content)
+
+        process.spawn(reply(), "answer")
+        return await answered
 
 
 class SimDelivery:
