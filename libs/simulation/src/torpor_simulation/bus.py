@@ -6,7 +6,7 @@ from typing import Final
 
 from torpor_contracts.errors import Transient
 from torpor_messaging import subjects
-from torpor_messaging.envelope import MESSAGE_ID, REPLY, encode_command
+from torpor_messaging.envelope import REPLY, encode_command
 from torpor_messaging.ports import Clock, Ids, OutgoingCommand
 from torpor_simulation.broker import Broker, StoredMessage
 from torpor_simulation.consumer import INSTANT_S, Consumer
@@ -36,7 +36,7 @@ class SimBus:
         """Publish a command durably."""
         message = encode_command(command, self._around.process.name, self._clock.now())
         self._around.note("send", message.subject, command.command_id)
-        await self._store(message.subject, {**message.headers, MESSAGE_ID: command.command_id}, message.data)
+        await self._store(message.subject, message.headers, message.data)
 
     async def call(self, command: OutgoingCommand, timeout_s: float) -> bytes:
         """Publish a command and wait for its reply."""
@@ -50,14 +50,22 @@ class SimBus:
 
         end = self.listen(inbox, take)
         self._around.note("call", message.subject, command.command_id)
+        storing = asyncio.ensure_future(self._store(message.subject, {**message.headers, REPLY: inbox}, message.data))
         try:
             async with asyncio.timeout(timeout_s):
-                await self._store(message.subject, {**message.headers, REPLY: inbox}, message.data)
+                # The reply may overtake the server's word that the command is stored; then that is not needed.
+                await asyncio.wait((storing, answered), return_when=asyncio.FIRST_COMPLETED)
+                if not answered.done():
+                    await storing
                 return await answered
         except TimeoutError:
             raise Transient(f"{message.subject} was not answered in {timeout_s} s", retry_after_s=0.1) from None
         finally:
             end()
+            if not storing.done():
+                storing.cancel()
+            elif not storing.cancelled():
+                storing.exception()
             self._around.process.check()
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,115 @@
+"""What clients do in a simulated world: sessions with lives of their own, drawn from a seed, and drained hosts."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torpor_contracts.host import DrainHost, UndrainHost
+from torpor_contracts.ids import ExecId
+from torpor_contracts.replies import Reply
+from torpor_contracts.session import (
+    CreateSession,
+    ExecSession,
+    ExecSpec,
+    MachineSpec,
+    ResumeSession,
+    RetryRule,
+    SuspendSession,
+    TerminateSession,
+)
+from torpor_messaging.ports import Clock
+from torpor_simulation.clients import Client
+
+START_RETRY: Final = RetryRule(attempts_max=5, backoff_s=0.5, backoff_s_max=5.0, deadline_s=60.0)
+IDLE_AFTER_S: Final = 8.0
+EXEC_TIMEOUT_S: Final = 20.0
+NOTES: Final = "/root/notes"
+
+
+@dataclass
+class SessionLife:
+    """One session as its client knows it. `noted`: exec id -> the word that this program appended to the notes."""
+
+    session_id: str
+    noted: dict[str, str] = field(default_factory=dict)
+
+
+class Workload:
+    """Draws what a client does with its sessions."""
+
+    def __init__(self, seed: str, client: Client, clock: Clock) -> None:
+        self._random = random.Random(seed)  # noqa: S311  (a seeded world)
+        self._client = client
+        self._clock = clock
+        self._execs = 0
+        self.lives: list[SessionLife] = []
+
+    async def session(self, session_id: str, acts: int) -> None:
+        """Live through one session: create it, do some things with it, and mostly end it."""
+        life = SessionLife(session_id)
+        self.lives.append(life)
+        idle_after_s = self._random.choice((IDLE_AFTER_S, IDLE_AFTER_S, None))
+        create = CreateSession(
+            machine=MachineSpec(memory_mib=64, disk_mib=64), idle_after_s=idle_after_s, start_retry=START_RETRY
+        )
+        created = await self._ask(life, create)
+        if created is None or created.receipt is None:
+            return
+        for _ in range(acts):
+            await self._pause()
+            await self._act(life)
+        if self._random.random() < 0.4:  # noqa: PLR2004  (so many sessions are ended by their client)
+            await self._pause()
+            await self._ask(life, TerminateSession(reason="done"))
+
+    async def drain(self, system: Client, host_id: str) -> None:
+        """Empty a host and open it again."""
+        await self._clock.sleep(self._random.uniform(1, 20))
+        await system.ask(host_id, DrainHost(reason="maintenance"), system.new_id("drain"))
+        await self._clock.sleep(self._random.uniform(1, 20))
+        await system.ask(host_id, UndrainHost(), system.new_id("undrain"))
+
+    async def note(self, life: SessionLife) -> Reply | None:
+        """Run a program that appends a word to the session's notes."""
+        self._execs += 1
+        word = f"w{self._execs}"
+        exec_id = ExecId(f"exec-{life.session_id}-{self._execs}")
+        life.noted[exec_id] = word
+        sleep = self._random.choice(("", "", f"sleep {self._random.uniform(0.1, 6):.1f}; "))
+        script = f"{sleep}append {NOTES} {word}; count"
+        program = ExecSpec(argv=["sh", "-c", script], timeout_s=EXEC_TIMEOUT_S)
+        return await self._ask(life, ExecSession(exec_id=exec_id, program=program))
+
+    async def _act(self, life: SessionLife) -> None:
+        await self._random.choices(
+            (self.note, self._suspend, self._resume, self._stale, self._terminate), weights=(50, 22, 22, 4, 2)
+        )[0](life)
+
+    async def _suspend(self, life: SessionLife) -> Reply | None:
+        return await self._ask(life, SuspendSession())
+
+    async def _resume(self, life: SessionLife) -> Reply | None:
+        return await self._ask(life, ResumeSession())
+
+    async def _terminate(self, life: SessionLife) -> Reply | None:
+        return await self._ask(life, TerminateSession(reason="early"))
+
+    async def _stale(self, life: SessionLife) -> Reply | None:
+        command = self._random.choice((SuspendSession(incarnation=-1), ResumeSession(incarnation=-1)))
+        return await self._ask(life, command)
+
+    async def _ask(self, life: SessionLife, command: Any) -> Reply | None:
+        """Ask, and now and then ask again with the same id, as a client that doubts what it heard."""
+        command_id = self._client.new_id(f"{life.session_id}-{type(command).__name__.lower()}")
+        reply = await self._client.ask(life.session_id, command, command_id)
+        if self._random.random() < 0.15:  # noqa: PLR2004  (so many commands are repeated)
+            await self._pause()
+            await self._client.ask(life.session_id, command, command_id)
+        return reply
+
+    async def _pause(self) -> None:
+        """Mostly a moment, sometimes nothing, sometimes long enough to fall idle."""
+        kind = self._random.random()
+        if kind < 0.3:  # noqa: PLR2004
+            return
+        await self._clock.sleep(self._random.uniform(0, 3) if kind < 0.85 else self._random.uniform(5, 15))  # noqa: PLR2004
