@@ -1,0 +1,1 @@
+"""Whose a machine is, and the life of a clean-up, as pure functions."""
