@@ -72,7 +72,7 @@ def test_every_event_has_an_example_and_every_state_a_way_to_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PATHS))
-@pytest.mark.parametrize("kind", sorted(EXAMPLES, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(EXAMPLES, key=repr))
 def test_the_table_is_what_happens(name: str, kind: type[msgspec.Struct]) -> None:
     state = state_named(name)
     if kind in TRANSITIONS[name]:
