@@ -1,0 +1,131 @@
+"""What events of a machine mean to its session: the reports made from them, now or when they are found again later."""
+
+from typing import Any, Final, NamedTuple, assert_never
+
+from torpor_contracts.ids import SessionId
+from torpor_contracts.session_reports import (
+    ReportExecEnded,
+    ReportExecStarted,
+    ReportVmStarted,
+    ReportVmStartFailed,
+    ReportVmStopped,
+    ReportVmSuspended,
+    ReportVmSuspendFailed,
+    SessionReport,
+)
+from torpor_contracts.vm import (
+    VmExecContinued,
+    VmExecEnded,
+    VmExecStarted,
+    VmStarted,
+    VmStartFailed,
+    VmStopped,
+    VmSuspended,
+    VmSuspendFailed,
+)
+
+OfMachine = VmStarted | VmStartFailed | VmSuspended | VmSuspendFailed | VmStopped
+OfProgram = VmExecStarted | VmExecContinued | VmExecEnded
+Reported = OfMachine | OfProgram
+REPORTED: Final[tuple[type[Any], ...]] = (
+    VmStarted,
+    VmStartFailed,
+    VmExecStarted,
+    VmExecContinued,
+    VmExecEnded,
+    VmSuspended,
+    VmSuspendFailed,
+    VmStopped,
+)
+"""The events of a machine that its session is told of."""
+
+ENDS: Final = (VmStartFailed, VmSuspended, VmStopped)
+"""Those after which the machine is gone."""
+
+
+class Told(NamedTuple):
+    """A report, and the session it is for."""
+
+    session_id: SessionId
+    report: SessionReport
+
+
+def report_of(event: Reported, position: int) -> Told:
+    """The report that the event at `position` makes."""
+    if isinstance(event, OfProgram):
+        return Told(event.session_id, _of_program(event, position))
+    return Told(event.session_id, _of_machine(event, position))
+
+
+def _of_machine(event: OfMachine, position: int) -> SessionReport:
+    vm_id, incarnation = event.vm_id, event.incarnation
+    match event:
+        case VmStarted():
+            return ReportVmStarted(
+                vm_id=vm_id, incarnation=incarnation, observed_at=event.observed_at, position=position
+            )
+        case VmStartFailed():
+            return ReportVmStartFailed(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                code=event.code,
+                detail=event.detail,
+                retryable=event.retryable,
+                position=position,
+            )
+        case VmSuspended():
+            return ReportVmSuspended(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                checkpoint_id=event.checkpoint_id,
+                fingerprint=event.fingerprint,
+                observed_at=event.observed_at,
+                position=position,
+            )
+        case VmSuspendFailed():
+            return ReportVmSuspendFailed(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                checkpoint_id=event.checkpoint_id,
+                code=event.code,
+                detail=event.detail,
+                position=position,
+            )
+        case VmStopped():
+            return ReportVmStopped(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                expected=event.expected,
+                cause=event.cause,
+                observed_at=event.observed_at,
+                position=position,
+            )
+        case _ as never:
+            assert_never(never)
+
+
+def _of_program(event: OfProgram, position: int) -> SessionReport:
+    vm_id, incarnation = event.vm_id, event.incarnation
+    match event:
+        case VmExecStarted() | VmExecContinued():
+            return ReportExecStarted(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                exec_id=event.exec_id,
+                observed_at=event.observed_at,
+                position=position,
+            )
+        case VmExecEnded():
+            return ReportExecEnded(
+                vm_id=vm_id,
+                incarnation=incarnation,
+                exec_id=event.exec_id,
+                outcome=event.outcome,
+                exit_code=event.exit_code,
+                detail=event.detail,
+                output_bytes=event.output_bytes,
+                observed_at=event.observed_at,
+                position=position,
+            )
+        case _ as never:
+            assert_never(never)
