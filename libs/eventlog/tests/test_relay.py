@@ -1,68 +1,23 @@
 """The relay: sequence equals position after any crash, with any number of relays, and never on a foreign stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
 
-from torpor_contracts.errors import Transient
+from tests.support.event_stream import FakeStream, KilledError
 from torpor_contracts.host import HostUndrained
 from torpor_contracts.ids import HostId
 from torpor_eventlog.following import Wake
 from torpor_eventlog.memory import MemoryLog
-from torpor_eventlog.port import Recorded
-from torpor_eventlog.relay import FencedOut, Relay, StreamEnd, StreamMismatch
+from torpor_eventlog.relay import Relay, StreamEnd, StreamMismatch
 
 pytestmark = pytest.mark.anyio
 Grow = Callable[..., Awaitable[None]]
 BOUND_S = 5.0
 EVENT = HostUndrained(host_id=HostId("host-a"), requested_at=datetime(2026, 1, 1, tzinfo=UTC))
-
-
-class KilledError(BaseException):
-    """The process of the relay dies here."""
-
-
-class FakeStream:
-    """A stream that checks the expected sequence of every message, and can fail or kill at any of them.
-
-    `last_sequence` counts as JetStream does: a message that was deleted still had its sequence.
-    """
-
-    def __init__(self) -> None:
-        self.stored: list[Recorded] = []
-        self.changed = Wake()
-        self.kill_at: int | None = None
-        self.lose_answer_at: int | None = None
-        self.away = 0
-        self.steps = 0
-
-    async def last(self) -> StreamEnd:
-        await self._step()
-        return StreamEnd(len(self.stored), self.stored[-1].digest if self.stored else None)
-
-    async def publish(self, rows: Sequence[Recorded]) -> None:
-        for row in rows:
-            await self._step()
-            if row.position != len(self.stored) + 1:
-                raise FencedOut(f"expected {row.position - 1}, the stream is at {len(self.stored)}")
-            self.stored.append(row)
-            self.changed.notify()
-            if self.lose_answer_at == row.position:
-                self.lose_answer_at = None
-                raise Transient("no answer")
-            await self._step()
-
-    async def _step(self) -> None:
-        self.steps += 1
-        if self.steps == self.kill_at:
-            raise KilledError
-        await asyncio.sleep(0)
-        if self.away:
-            self.away -= 1
-            raise Transient("the server is away")
 
 
 @asynccontextmanager
