@@ -1,0 +1,110 @@
+"""Laws that must hold at every moment: checked at each commit, and at everything that happens to a machine."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torpor_chunks.memory import MemoryChunks
+from torpor_contracts.checkpoint import CheckpointFreed, CheckpointRecorded
+from torpor_contracts.ids import CheckpointId, VmId
+from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
+from torpor_eventlog.codec import decode_event
+from torpor_eventlog.port import Recorded
+from torpor_simulation.history import Violation
+from torpor_simulation.hypervisor import Host, Sighting
+
+
+class LiveChecks:
+    """Compares, at each step, what the log says of machines with what they are."""
+
+    def __init__(self, hosts: Mapping[str, Host], chunks: MemoryChunks, violated: Callable[[Violation], None]) -> None:
+        self._hosts = hosts
+        self._chunks = chunks
+        self._violated = violated
+        self._held: dict[tuple[VmId, str], set[ResourceRef]] = {}
+        self._checkpoints: dict[CheckpointId, CheckpointRecorded] = {}
+        self._machines: dict[VmId, Sighting] = {}
+        self._spawned: set[tuple[str, str]] = set()
+
+    @property
+    def machines(self) -> Mapping[VmId, Sighting]:
+        """The machines that exist now, on all hosts."""
+        return self._machines
+
+    def committed(self, rows: list[Recorded]) -> None:
+        """Look at rows that have just been committed."""
+        for row in rows:
+            self._look(row, decode_event(row))
+
+    def seen(self, sighting: Sighting) -> None:
+        """Look at what has just happened to a machine."""
+        match sighting.what:
+            case "created":
+                self._created(sighting)
+            case "deleted":
+                self._machines.pop(sighting.vm_id, None)
+            case "spawned":
+                self._spawn(sighting)
+            case _:
+                raise AssertionError(f"nobody knows what {sighting.what!r} is")
+
+    def _created(self, sighting: Sighting) -> None:
+        if not self._held.get((sighting.vm_id, sighting.host_id)):
+            self._violate("claimed-first", f"{sighting.vm_id} exists on {sighting.host_id} and is not claimed there")
+        for other in self._machines.values():
+            if (other.session_id, other.incarnation) == (sighting.session_id, sighting.incarnation):
+                self._violate(
+                    "one-live-vm",
+                    f"{sighting.vm_id} and {other.vm_id} are both {sighting.session_id}/{sighting.incarnation}",
+                )
+        self._machines[sighting.vm_id] = sighting
+
+    def _spawn(self, sighting: Sighting) -> None:
+        key = (str(sighting.session_id), str(sighting.exec_id))
+        if key in self._spawned:
+            self._violate("exec-once", f"{key} was started in a guest for the second time, in {sighting.vm_id}")
+        self._spawned.add(key)
+
+    def _look(self, row: Recorded, event: Any) -> None:
+        match event:
+            case VmClaimed():
+                self._held.setdefault((event.vm_id, event.host_id), set()).update(event.resources)
+            case VmStarted():
+                if event.vm_id not in self._machines:
+                    self._violate("observed", f"{event.vm_id} is said to run at {row.position} and does not exist")
+            case VmStopped() | VmReaped() | VmSuspended():
+                if event.vm_id in self._machines:
+                    self._violate("observed", f"{event.vm_id} is said to be gone at {row.position} and exists")
+                if isinstance(event, VmSuspended):
+                    self._restorable(event, row)
+            case VmReleased():
+                self._released(event, row)
+            case CheckpointRecorded():
+                self._checkpoints[event.checkpoint_id] = event
+            case CheckpointFreed():
+                self._checkpoints.pop(event.checkpoint_id, None)
+            case _:
+                pass
+
+    def _restorable(self, event: VmSuspended, row: Recorded) -> None:
+        recorded = self._checkpoints.get(event.checkpoint_id)
+        if recorded is None:
+            self._violate(
+                "restorable", f"{event.checkpoint_id} is not registered, its machine is gone at {row.position}"
+            )
+            return
+        missing = [part.kind for part in recorded.manifest.parts if part.digest not in self._chunks.parts]
+        if missing:
+            self._violate("restorable", f"{event.checkpoint_id} has no {missing} in the store at {row.position}")
+
+    def _released(self, event: VmReleased, row: Recorded) -> None:
+        host = self._hosts[event.host_id]
+        for resource in event.resources:
+            name = resource.name
+            if name.startswith("machines/") and VmId(name.removeprefix("machines/")) in host.machines.kept:
+                self._violate("released-after", f"{name} is said to be released at {row.position} and exists")
+            if resource.kind == "directory" and (host.root / name).exists():
+                self._violate("released-after", f"{name} is said to be released at {row.position} and exists")
+        self._held.get((event.vm_id, event.host_id), set()).difference_update(event.resources)
+
+    def _violate(self, checker: str, detail: str) -> None:
+        self._violated(Violation(checker, detail))
