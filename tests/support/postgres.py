@@ -20,6 +20,7 @@ import pytest
 
 _START_S_MAX: Final = 60
 _IMAGE: Final = "postgres:16-alpine"
+NO_POSTGRES: Final = "no PostgreSQL on this machine: install the package postgresql, or set TORPOR_TEST_CONTAINERS=1"
 _SETTINGS: Final = (
     "listen_addresses=''",
     "fsync=on",
@@ -119,7 +120,11 @@ class ContainerPostgres:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's server; started by the first test that asks."""
-    server = _started()
+    server = start_postgres()
+    if server is None and os.environ.get("CI") == "true":
+        pytest.fail(NO_POSTGRES)
+    if server is None:
+        pytest.skip(NO_POSTGRES)
     yield server
     server.close()
 
@@ -149,16 +154,12 @@ def postgres_dsn(postgres_databases: Callable[[], str]) -> str:
 _NUMBERS: Final = count(1)
 
 
-def _started() -> LocalPostgres | ContainerPostgres:
+def start_postgres() -> LocalPostgres | ContainerPostgres | None:
+    """A server that the caller must close; None when this machine has none."""
     if os.environ.get("TORPOR_TEST_CONTAINERS") == "1" and _engine_answers():
         return ContainerPostgres()
     binaries = _find_binaries()
-    if binaries is not None:
-        return LocalPostgres(binaries)
-    reason = "no PostgreSQL on this machine: install the package postgresql, or set TORPOR_TEST_CONTAINERS=1"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return None if binaries is None else LocalPostgres(binaries)
 
 
 def _find_binaries() -> Path | None:

@@ -40,7 +40,7 @@ class MemoryLog:
         self._check_open()
         database = self._database
         versions = {stream: len(database.streams.get(stream, ())) for stream in commit.expected}
-        planned = plan([prepare(commit)], database.end, versions, database.commands.get)
+        planned = plan([prepare(commit)], database.end, versions, database.commands)
         (outcome,) = planned.outcomes
         if isinstance(outcome, TorporError):
             raise outcome

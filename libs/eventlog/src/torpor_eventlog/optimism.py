@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from torpor_contracts.replies import Receipt
-from torpor_eventlog.planning import START, End, Plan, Prepared
+from torpor_eventlog.planning import START, End, Known, Plan, Prepared
 
 STREAMS_KEPT_MAX: Final = 8192
 """How many streams' versions are kept between batches."""
+
+NONE_KNOWN: Final[Mapping[str, Known]] = {}
+"""The hope that no command of a batch is in the log yet."""
 
 
 class Kept:
@@ -46,10 +49,6 @@ class Kept:
             self._versions.clear()
         self._versions.update(written.versions)
         self.end = written.end
-
-
-def none_known(_command_id: str) -> None:
-    """The hope that a command is not in the log yet."""
 
 
 def all_placed(planned: Plan) -> bool:

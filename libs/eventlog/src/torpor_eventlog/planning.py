@@ -3,7 +3,7 @@
 Every implementation of the log runs this while it holds the log's one write lock; so they all keep the same promises.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor_contracts.errors import InvariantViolation, Rejected, TorporError, VersionConflict
@@ -110,14 +110,13 @@ def prepare(commit: Commit) -> Prepared:
     return Prepared(commit, tails, receipt_at, size_bytes)
 
 
-def plan(
-    batch: Iterable[Prepared], end: End, versions: Mapping[str, int], known: Callable[[str], Known | None]
-) -> Plan:
+def plan(batch: Iterable[Prepared], end: End, versions: Mapping[str, int], known: Mapping[str, Known]) -> Plan:
     """Place the commits one after the other behind `end`; one that loses its race or is known already adds nothing.
 
-    `versions` holds the present version of every existing stream the batch expects something of; `known` answers
-    for a command id whether it is in the log.
+    `versions` holds the present version of every existing stream the batch expects something of, `known` the
+    commands of the batch that are in the log already.
     """
+    now = dict(versions)
     written: dict[str, int] = {}
     placed: dict[str, Known] = {}
     outcomes: list[Outcome] = []
@@ -126,19 +125,15 @@ def plan(
     position, digest = end.position, end.digest
     for commit, tails, receipt_at, _ in batch:
         command_id = commit.command_id
-        before = placed.get(command_id) or known(command_id)
-        if before is not None:
-            outcomes.append(_answer_again(commit, before))
-            continue
-        refusal = _refusal(commit, written, versions)
-        if refusal is not None:
-            outcomes.append(refusal)
+        outcome = _without_place(commit, now, placed.get(command_id) or known.get(command_id))
+        if outcome is not None:
+            outcomes.append(outcome)
             continue
         occurred_at_us, request_digest = commit.occurred_at_us, commit.request_digest
         for at, event in enumerate(commit.events):
             stream = event.stream
             position += 1
-            version = written[stream] = written.get(stream, commit.expected[stream]) + 1
+            version = now[stream] = written[stream] = now.get(stream, 0) + 1
             digest = placed_digest(digest, position, version, occurred_at_us, tails[at])
             digests.append(digest)
             rows.append(
@@ -214,6 +209,19 @@ def _encoded(text: str) -> bytes:
     )
 
 
+def _without_place(commit: Commit, now: Mapping[str, int], before: Known | None) -> Outcome | None:
+    """What to answer to a commit that adds nothing to the log; None for one that gets its place."""
+    if before is not None:
+        return _answer_again(commit, before)
+    if not commit.events:
+        return InvariantViolation(f"command {commit.command_id} is not in the log and has no events")
+    for stream, expected in commit.expected.items():
+        actual = now.get(stream, 0)
+        if actual != expected:
+            return VersionConflict(stream, expected, actual)
+    return None
+
+
 def _answer_again(commit: Commit, before: Known) -> Outcome:
     if before.request_digest == commit.request_digest:
         return before.receipt
@@ -222,15 +230,3 @@ def _answer_again(commit: Commit, before: Known) -> Outcome:
         f"command {commit.command_id} is in the log with another request",
         "use a new id for a new command; repeat a command with the same subject and payload",
     )
-
-
-def _refusal(commit: Commit, written: Mapping[str, int], versions: Mapping[str, int]) -> TorporError | None:
-    if not commit.events:
-        return InvariantViolation(f"command {commit.command_id} is not in the log and has no events")
-    for stream, expected in commit.expected.items():
-        actual = written.get(stream)
-        if actual is None:
-            actual = versions.get(stream, 0)
-        if actual != expected:
-            return VersionConflict(stream, expected, actual)
-    return None

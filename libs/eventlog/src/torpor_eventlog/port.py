@@ -12,7 +12,7 @@ from torpor_contracts.ids import CommandId, TenantId
 from torpor_contracts.replies import Receipt
 
 
-class NewEvent(msgspec.Struct, frozen=True, kw_only=True):
+class NewEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event about to be appended. `tag` is its versioned wire tag, `data` its JSON object, whose `type` repeats the tag."""
 
     stream: str

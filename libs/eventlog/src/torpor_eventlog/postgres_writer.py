@@ -8,7 +8,7 @@ import asyncpg
 
 from torpor_contracts.errors import InvariantViolation
 from torpor_eventlog.merkle import Frontier
-from torpor_eventlog.optimism import Kept, all_placed, none_known, streams_of
+from torpor_eventlog.optimism import NONE_KNOWN, Kept, all_placed, streams_of
 from torpor_eventlog.planning import End, Known, Plan, Prepared, plan, receipt_from
 from torpor_eventlog.postgres_schema import AWAY, CONNECT_S_MAX, as_transient, connect
 
@@ -84,7 +84,7 @@ class PostgresWriter:
                 versions, unsure = self._kept.versions_at(end, batch)
                 if unsure:
                     versions.update(await _versions(connection, unsure))
-                planned = plan(batch, end, versions, none_known)
+                planned = plan(batch, end, versions, NONE_KNOWN)
                 if not all_placed(planned):
                     return None
                 await _insert(connection, planned)
@@ -96,7 +96,7 @@ class PostgresWriter:
         async with connection.transaction():
             end = await self._locked_end(connection)
             known = await _known(connection, batch)
-            planned = plan(batch, end, await _versions(connection, streams_of(batch)), known.get)
+            planned = plan(batch, end, await _versions(connection, streams_of(batch)), known)
             if planned.rows:
                 await _insert(connection, planned)
         return planned
@@ -124,6 +124,16 @@ async def _only_row(connection: asyncpg.Connection, statement: str) -> Any:
     if row is None:
         raise InvariantViolation("the log has no head; restore the database from a backup")
     return row
+
+
+async def place(connection: asyncpg.Connection, batch: Sequence[Prepared]) -> Plan:
+    """Place a batch in the transaction that is open on `connection`, looking everything up; nothing is committed."""
+    position, digest, frontier = await _only_row(connection, _LOCK_HEAD)
+    end = End(position, digest, Frontier.from_bytes(position, frontier))
+    planned = plan(batch, end, await _versions(connection, streams_of(batch)), await _known(connection, batch))
+    if planned.rows:
+        await _insert(connection, planned)
+    return planned
 
 
 async def _insert(connection: asyncpg.Connection, planned: Plan) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from torpor_contracts.errors import InvariantViolation, Transient
 from torpor_eventlog.merkle import Frontier
-from torpor_eventlog.optimism import Kept, all_placed, none_known, streams_of
+from torpor_eventlog.optimism import NONE_KNOWN, Kept, all_placed, streams_of
 from torpor_eventlog.planning import End, Known, Plan, Prepared, plan, receipt_from
 from torpor_eventlog.sqlite_file import as_transient, connect, while_busy
 
@@ -65,7 +65,7 @@ class SqliteWriter:
         versions, unsure = self._kept.versions_at(end, batch)
         if unsure:
             versions.update(_versions(connection, unsure))
-        planned = plan(batch, end, versions, none_known)
+        planned = plan(batch, end, versions, NONE_KNOWN)
         if all_placed(planned):
             try:
                 _insert(connection, planned)
@@ -79,7 +79,7 @@ class SqliteWriter:
 
     def _exactly(self, connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan:
         end = self._begin(connection)
-        planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch).get)
+        planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch))
         if planned.rows:
             _insert(connection, planned)
         connection.execute("COMMIT")
@@ -111,6 +111,16 @@ class SqliteWriter:
         if self._connection is None:
             self._connection, self._opened_file = connect(self._path), file
         return self._connection
+
+
+def place(connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan:
+    """Place a batch in the write transaction that is open on `connection`, looking everything up; nothing is committed."""
+    position, digest, frontier = connection.execute(_GET_HEAD).fetchone()
+    end = End(position, digest, Frontier.from_bytes(position, frontier))
+    planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch))
+    if planned.rows:
+        _insert(connection, planned)
+    return planned
 
 
 def _insert(connection: sqlite3.Connection, planned: Plan) -> None:
