@@ -41,6 +41,10 @@ class InvalidRequest(Refused):
     """The request itself is malformed: an illegal id, an unknown field, a value out of its limits."""
 
 
+class NotPermitted(Refused):
+    """Our key, or our tenant, may not do this."""
+
+
 class Unavailable(TorporError):  # noqa: N818  (names what is so, as the errors of the contracts do)
     """Nobody answered in time, or the whole is not running; a command may or may not have happened.
 

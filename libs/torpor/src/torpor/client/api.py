@@ -14,7 +14,7 @@ from torpor_contracts import host as host_contract
 from torpor_contracts import session as contract
 from torpor_contracts.cleanup import ResourcesAnswer
 from torpor_contracts.replies import Receipt
-from torpor_contracts.scheduling import HostsAnswer, SessionsAnswer, SessionView
+from torpor_contracts.scheduling import HostsAnswer, HostView, SessionsAnswer, SessionView
 from torpor_contracts.usage import UsageAnswer
 
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -83,10 +83,18 @@ class Hosts:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def list(self) -> HostsAnswer:
-        """The hosts and what of them is taken."""
-        answer: HostsAnswer = await self._connection.query("scheduler", "hosts")
-        return answer
+    async def list(self, *, at_least: int = 0) -> AsyncGenerator[HostView, None]:
+        """The hosts and what of them is taken, page by page."""
+        after: str | None = None
+        while True:
+            page: HostsAnswer = await self._connection.query(
+                "scheduler", "hosts", parameters={"after": after, "limit": PAGE_MAX, "at_least": at_least}
+            )
+            for view in page.hosts:
+                yield view
+            if page.next is None:
+                return
+            after = page.next
 
     async def drain(self, host_id: str, *, reason: str = "", command_id: str | None = None) -> Receipt:
         """Take no new machines on this host, and suspend those that run."""
@@ -120,7 +128,9 @@ class Torpor:
         self, *, from_position: int = 1, follow: bool = False, session_id: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """The tenant's events from a position of the log on, in order; with `follow` for ever."""
-        subject = events.session_subject(self.tenant, session_id) if session_id else f"evt.{self.tenant}.>"
+        subject = f"evt.{self.tenant}.>"
+        if session_id is not None:
+            subject = events.session_subject(self.tenant, self.sessions.handle(session_id).session_id)
         async with aclosing(events.read_events(self.connection, subject, from_position, follow=follow)) as stream:
             async for event in stream:
                 yield event

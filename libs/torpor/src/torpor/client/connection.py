@@ -2,130 +2,92 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
-from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from torpor.client.discovery import Endpoint
-from torpor.client.refusals import refusal_error
-from torpor.errors import Unavailable
+from torpor.client.refusals import refusal_error, refused
+from torpor.errors import Refused, Unavailable
+from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.ids import CommandId, TenantId
 from torpor_contracts.registry import QUERIES
 from torpor_contracts.replies import Receipt, Refusal, Reply
 from torpor_messaging import subjects
-from torpor_messaging.envelope import REPLY, encode_command
+from torpor_messaging.nats_bus import NatsBus
+from torpor_messaging.nats_errors import as_torpor_errors
+from torpor_messaging.nats_link import Identity, Link
 from torpor_messaging.ports import OutgoingCommand
+from torpor_messaging.system import SystemClock
 
 ATTEMPT_S_FIRST: Final = 2.0
-ATTEMPTS_MAX: Final = 8
+ATTEMPT_S_MAX: Final = 8.0
+ATTEMPTS_MAX: Final = 32
 """A command is published again, under the same id, after 2, 4, 8, 8… seconds without an answer, at most so often."""
-_RECONNECT_PAUSE_S: Final = 0.2
-_RECONNECTS_MAX: Final = 600
+ASKS_MAX: Final = 64
+_ASK_S_MAX: Final = 5.0
+
+# What happens on the wire is told by errors, not printed into the program that uses the SDK.
+logging.getLogger("torpor_messaging").addHandler(logging.NullHandler())
 
 
 class Connection:
-    """Publishes, asks and subscribes as one tenant; outlives restarts of the server for about two minutes."""
+    """Publishes, asks and subscribes as one tenant; connects again by itself after an outage."""
 
-    def __init__(self, client: NatsClient, tenant: str) -> None:
+    def __init__(self, link: Link, tenant: str) -> None:
         self.tenant = tenant
-        self.reconnects = 0
-        self._client = client
-        self._inbox = client.new_inbox()
-        self._answers: dict[str, asyncio.Queue[Msg]] = {}
-        self._next_answer = 0
+        self._link = link
+        self._bus = NatsBus(link, SystemClock())
         self._on_reconnect: set[Callable[[], None]] = set()
+        link.on_reconnect(self._reconnected)
 
     @classmethod
     async def open(cls, endpoint: Endpoint, timeout_s: float) -> "Connection":
-        """Connect; `Unavailable` when the server is away or does not know our key."""
-        client = NatsClient()
-        connection: Connection | None = None
-
-        async def reconnected() -> None:
-            if connection is not None:
-                connection.note_reconnect()
-
-        async def noted(_error: Exception) -> None:
-            """Errors of single operations come back from them; nothing is to be printed."""
-
-        seed = _seed(endpoint)
-        try:
-            await asyncio.wait_for(
-                client.connect(
-                    endpoint.nats_url,
-                    name=f"torpor sdk ({endpoint.tenant})",
-                    nkeys_seed_str=seed,
-                    inbox_prefix=subjects.inbox_prefix(endpoint.tenant),
-                    error_cb=noted,
-                    reconnected_cb=reconnected,
-                    connect_timeout=2,
-                    reconnect_time_wait=_RECONNECT_PAUSE_S,  # type: ignore[arg-type]  # seconds, fractions too
-                    max_reconnect_attempts=3,
-                ),
-                timeout_s,
-            )
-        except (OSError, NatsError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            advice = "see `torpor status`, and `torpor up` if it is not running"
-            if "authorization" in reason.lower():
-                advice = "use the seed file of a user of this server (TORPOR_NKEY_SEED_FILE)"
-            raise Unavailable(f"cannot connect to NATS at {endpoint.nats_url}: {reason}", advice) from error
-        client.options["max_reconnect_attempts"] = _RECONNECTS_MAX
-        connection = cls(client, endpoint.tenant)
-        await client.subscribe(f"{connection._inbox}.*", cb=connection._answered)
-        return connection
+        """Connect; `Unavailable` when the server is away, `Refused` when it does not know our key."""
+        identity = Identity.client(endpoint.tenant, endpoint.seed_file, f"torpor sdk ({endpoint.tenant})")
+        with _as_sdk_errors("see `torpor status`, and `torpor up` if it is not running"):
+            return cls(await Link.open(endpoint.nats_url, identity, timeout_s=timeout_s), endpoint.tenant)
 
     async def close(self) -> None:
         """Close; what was published is sent first."""
-        if self._client.is_connected:
-            with suppress(NatsError, TimeoutError):
-                await self._client.flush(1)
-        await self._client.close()
+        await self._link.close()
 
-    def note_reconnect(self) -> None:
-        """The server was away: whoever follows something live must look for what it missed."""
-        self.reconnects += 1
+    async def _reconnected(self) -> None:
         for notify in tuple(self._on_reconnect):
             notify()
 
     def tell_reconnects(self, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` after each reconnect, until the function returned is called."""
+        """Call `notify` after each reconnect, until the function returned is called.
+
+        Whoever follows something live must then look for what was missed.
+        """
         self._on_reconnect.add(notify)
         return lambda: self._on_reconnect.discard(notify)
 
     def inbox(self) -> str:
         """A fresh subject on which only we can be reached."""
-        return self._client.new_inbox()
+        return self._link.client.new_inbox()
 
     async def subscribe(self, subject: str, handle: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """Receive what is published on `subject` from now on."""
-        try:
-            return await self._client.subscribe(subject, cb=handle)
-        except NatsError as error:
-            raise _away(error) from error
+        with _as_sdk_errors(), as_torpor_errors(subject):
+            return await self._link.client.subscribe(subject, cb=handle)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Receive no more; nothing to do when the connection is gone."""
-        try:
+        with suppress(NatsError):
             await subscription.unsubscribe()
-        except NatsError:
-            return
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Publish on a core subject."""
-        try:
-            await self._client.publish(subject, data)
-        except NatsError as error:
-            raise _away(error) from error
-
-    # --- commands ---------------------------------------------------------------------------------------------
+        with _as_sdk_errors():
+            await self._link.publish(subject, data)
 
     async def command(
         self, service: str, target: str, command: msgspec.Struct, command_id: str, timeout_s: float
@@ -141,70 +103,33 @@ class Connection:
             command=command,
             command_id=CommandId(command_id),
         )
-        message = encode_command(outgoing, "torpor/sdk", datetime.now(UTC))
-        self._next_answer += 1
-        token = str(self._next_answer)
-        answers = self._answers[token] = asyncio.Queue(maxsize=2 * ATTEMPTS_MAX)
-        inbox = f"{self._inbox}.{token}"
-        headers = {**message.headers, REPLY: inbox}
         loop = asyncio.get_running_loop()
         deadline_s, pause_s = loop.time() + timeout_s, ATTEMPT_S_FIRST
         reason = "nobody answered"
-        try:
-            for _ in range(ATTEMPTS_MAX):
-                left_s = deadline_s - loop.time()
-                if left_s <= 0:
-                    break
-                try:
-                    # The same inbox takes the stream's acknowledgement and the service's reply, whichever comes.
-                    await self._client.publish(message.subject, message.data, reply=inbox, headers=headers)
-                    answer = await self._answer(answers, min(pause_s, left_s))
-                except NatsError as error:
-                    answer, reason = None, f"NATS is away ({type(error).__name__})"
-                    await asyncio.sleep(min(pause_s, left_s))
-                if isinstance(answer, Receipt):
-                    return answer
-                reason = answer or reason
-                pause_s = min(pause_s * 2, 8.0)
-        finally:
-            del self._answers[token]
+        for _ in range(ATTEMPTS_MAX):
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                break
+            try:
+                with _as_sdk_errors():
+                    answer = await self._bus.call(outgoing, min(pause_s, left_s))
+            except Unavailable as away:
+                # A time-out has waited already; a refusal to store comes at once, and time must pass.
+                reason = away.message
+                began_s = deadline_s - left_s
+                await asyncio.sleep(max(0.0, min(0.2, left_s) - (loop.time() - began_s)))
+                pause_s = min(pause_s * 2, ATTEMPT_S_MAX)
+                continue
+            reply = msgspec.json.decode(answer, type=Reply)
+            if reply.receipt is not None:
+                return reply.receipt
+            if reply.refusal is not None:
+                raise refusal_error(reply.refusal)
         raise Unavailable(
             f"no receipt for {command.__struct_config__.tag} within {timeout_s:g} s: {reason}",
             f"see `torpor status`; asking again with command id {command_id} is safe, it happens at most once",
             command_id,
         )
-
-    async def _answer(self, answers: asyncio.Queue[Msg], timeout_s: float) -> Receipt | str | None:
-        """The receipt; or why there is none yet."""
-        stored = "the command was not stored: NATS did not acknowledge it"
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        while True:
-            try:
-                message = await asyncio.wait_for(answers.get(), max(0.0, deadline_s - loop.time()))
-            except TimeoutError:
-                return stored
-            if (message.headers or {}).get("Status") == "503":
-                stored = "the stream COMMANDS is not there"
-                continue
-            body = json.loads(message.data)
-            if "stream" in body and "seq" in body:
-                stored = "the command is stored, and waits for its service"
-            elif "error" in body:
-                stored = f"the command was not stored: {body['error'].get('description')}"
-            else:
-                reply = msgspec.json.decode(message.data, type=Reply)
-                if reply.receipt is not None:
-                    return reply.receipt
-                if reply.refusal is not None:
-                    raise refusal_error(reply.refusal)
-
-    async def _answered(self, message: Msg) -> None:
-        answers = self._answers.get(message.subject.rpartition(".")[2])
-        if answers is not None and not answers.full():
-            answers.put_nowait(message)
-
-    # --- questions --------------------------------------------------------------------------------------------
 
     async def query(
         self,
@@ -218,45 +143,42 @@ class Connection:
 
         Reads are repeated freely, a bounded number of times.
         """
-        subject = subjects.query(self.tenant, service, kind, target)
-        data = json.dumps(dict(parameters or {})).encode()
-        body = await self.request(subject, data, timeout_s, f"the {service} does not answer")
+        with _as_sdk_errors():
+            subject = subjects.query(self.tenant, service, kind, target)
+        given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        body = await self.ask(subject, json.dumps(given).encode(), timeout_s, f"the {service} does not answer")
         fields = json.loads(body)
         if isinstance(fields, dict) and fields.get("refusal"):
             raise refusal_error(msgspec.convert(fields["refusal"], Refusal))
         return msgspec.convert(fields, QUERIES[service][kind].answer, strict=False)
 
-    async def request(self, subject: str, data: bytes, timeout_s: float, complaint: str) -> bytes:
-        """One request with its answer; asked again, with a pause, while nobody is there to answer."""
+    async def ask(self, subject: str, data: bytes, timeout_s: float, complaint: str) -> bytes:
+        """One request with its answer; asked again, after a pause, while nobody is there to answer."""
         loop = asyncio.get_running_loop()
-        deadline_s, pause_s = loop.time() + timeout_s, 0.05
+        deadline_s, patience_s, pause_s = loop.time() + timeout_s, 1.0, 0.05
         reason = "no answer"
-        for _ in range(64):
+        for _ in range(ASKS_MAX):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 break
             try:
-                answer = await self._client.request(subject, data, timeout=min(5.0, left_s))
-            except (NatsError, TimeoutError) as error:
-                reason = type(error).__name__
-                await asyncio.sleep(min(pause_s, left_s))
-                pause_s = min(pause_s * 2, 1.0)
-            else:
-                return answer.data
-        raise Unavailable(f"{complaint} ({reason})", "see `torpor status`")
+                with _as_sdk_errors():
+                    return await self._bus.query(subject, data, min(patience_s, left_s))
+            except Unavailable as away:
+                reason = away.message
+                await asyncio.sleep(min(pause_s, max(0.0, deadline_s - loop.time())))
+                # A server that has just come back may swallow a request; a busy service needs patience.
+                patience_s, pause_s = min(patience_s * 2, _ASK_S_MAX), min(pause_s * 2, 1.0)
+        raise Unavailable(f"{complaint}: {reason}", "see `torpor status`")
 
 
-def _seed(endpoint: Endpoint) -> str | None:
-    if endpoint.seed_file is None:
-        return None
+@contextmanager
+def _as_sdk_errors(advice: str = "see `torpor status`") -> Iterator[None]:
     try:
-        return endpoint.seed_file.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise Unavailable(
-            f"cannot read the seed file {endpoint.seed_file}: {error.strerror}",
-            "run as the user who owns the data directory, or name another with TORPOR_NKEY_SEED_FILE",
-        ) from error
-
-
-def _away(error: NatsError) -> Unavailable:
-    return Unavailable(f"NATS is away ({type(error).__name__})", "see `torpor status`")
+        yield
+    except Refused:
+        raise
+    except Rejected as error:
+        raise refused(error.code, error.message, error.advice) from error
+    except Transient as error:
+        raise Unavailable(str(error), advice) from error

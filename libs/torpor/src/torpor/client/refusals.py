@@ -6,6 +6,7 @@ from typing import Final
 from torpor.errors import (
     CommandIdReused,
     InvalidRequest,
+    NotPermitted,
     Refused,
     SessionExists,
     SessionNotFound,
@@ -14,18 +15,35 @@ from torpor.errors import (
 )
 from torpor_contracts.replies import Refusal
 
-KINDS: Final[Mapping[str, type[Refused]]] = {
+_BY_CODE: Final[Mapping[str, type[Refused]]] = {
     "session-not-found": SessionNotFound,
     "session-exists": SessionExists,
     "stale-incarnation": StaleIncarnation,
     "command-id-reused": CommandIdReused,
+    "foreign-tenant": NotPermitted,
+    "operators-only": NotPermitted,
+    "not-permitted": NotPermitted,
+    "not-running": WrongState,
+    "not-draining": WrongState,
+    "nothing-to-resume": WrongState,
+    "unknown-command": InvalidRequest,
+    "malformed-command": InvalidRequest,
+    "reason-too-long": InvalidRequest,
 }
+_BY_BEGINNING: Final = (("illegal-", InvalidRequest), ("already-", WrongState), ("session-", WrongState))
+_BY_END: Final = (("-too-large", InvalidRequest),)
+
+
+def refused(code: str, message: str, advice: str, retry_after_s: float | None = None) -> Refused:
+    """The error for a refusal with this code."""
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        fitting = [found for beginning, found in _BY_BEGINNING if code.startswith(beginning)]
+        fitting += [found for end, found in _BY_END if code.endswith(end)]
+        kind = fitting[0] if fitting else Refused
+    return kind(code, message, advice, retry_after_s)
 
 
 def refusal_error(refusal: Refusal) -> Refused:
     """The error to raise for a refusal."""
-    kind = KINDS.get(refusal.code, Refused)
-    return kind(refusal.code, refusal.message, refusal.advice, refusal.retry_after_s)
-
-
-__all__ = ["InvalidRequest", "WrongState", "refusal_error"]
+    return refused(refusal.code, refusal.message, refusal.advice, refusal.retry_after_s)

@@ -11,9 +11,9 @@ import msgspec
 from torpor.client import events, execs, output
 from torpor.client.connection import Connection
 from torpor.client.models import Chunk, Event
-from torpor.errors import NotYet, SessionEnded, SuspendFailed
+from torpor.errors import InvalidRequest, NotYet, SessionEnded, SuspendFailed
 from torpor_contracts import session as contract
-from torpor_contracts.ids import ExecId
+from torpor_contracts.ids import ExecId, is_token
 from torpor_contracts.replies import Receipt
 from torpor_contracts.scheduling import ExecView, SessionView
 from torpor_messaging import subjects
@@ -41,7 +41,17 @@ class Session:
     """
 
     def __init__(self, connection: Connection, session_id: str) -> None:
+        if not is_token(session_id):
+            raise InvalidRequest(
+                "illegal-id",
+                f"{session_id[:80]!r} cannot be a session's id",
+                "use 1 to 63 of a-z, 0-9 and '-', beginning with a letter or digit",
+            )
         self.session_id = session_id
+        self.receipt: Receipt | None = None
+        """The receipt of the last command given through this object."""
+        self.position = 0
+        """The newest position of the log that this object has seen of the session; for `show(at_least=…)`."""
         self._connection = connection
 
     def __repr__(self) -> str:
@@ -180,11 +190,13 @@ class Session:
             command_id or _IDS.new("cmd"),
             min(timeout_s, RECEIPT_TIMEOUT_S),
         )
+        self.receipt, self.position = receipt, max(self.position, receipt.position)
         if done:
-            await self._wait(receipt, done, timeout_s)
+            seen = await self._wait(receipt, done, timeout_s)
+            self.position = max(self.position, seen.position)
         return receipt
 
-    async def _wait(self, receipt: Receipt, done: tuple[type[msgspec.Struct], ...], timeout_s: float) -> None:
+    async def _wait(self, receipt: Receipt, done: tuple[type[msgspec.Struct], ...], timeout_s: float) -> Event:
         """Until one of these events was observed after the receipt; the receipt's own event may be it already."""
         last: Event | None = None
         subject = events.session_subject(self._connection.tenant, self.session_id)
@@ -193,7 +205,7 @@ class Session:
             async with asyncio.timeout(timeout_s), aclosing(stream):
                 async for event in stream:
                     if isinstance(event.body, done):
-                        return
+                        return event
                     _raise_if_elsewhere(event, done)
                     last = event
         except TimeoutError:
@@ -203,6 +215,7 @@ class Session:
                 f"see `torpor session show {self.session_id}`; what was asked for is on record and goes on",
                 receipt,
             ) from None
+        raise AssertionError("a stream that is followed has no end")
 
 
 def _raise_if_elsewhere(event: Event, done: tuple[type[msgspec.Struct], ...]) -> None:

@@ -45,7 +45,7 @@ class StreamReader:
         self.pending = 0
         self.heard_s = 0.0
         self._connection = connection
-        self._name = ""
+        self._name = self._deliver = ""
         self._last = 0
         self._renewals = 0
         self._subscription: Any = None
@@ -57,22 +57,22 @@ class StreamReader:
         self._renewals += 1
         if self._renewals > _RENEWALS_MAX:
             raise Unavailable(f"the stream {self.stream} cannot be followed", "see `torpor status`")
-        deliver = self._connection.inbox()
+        deliver = self._deliver = self._connection.inbox()
         self._name, self._last = f"sdk-{deliver.rpartition('.')[2].lower()}", 0
 
         async def received(message: Msg) -> None:
             # Waits while the queue is full; the server then waits too, as its flow control goes unanswered.
-            await waiting.put((self, message))
+            await waiting.put((self, deliver, message))
 
         def reconnected() -> None:
             if not waiting.full():
-                waiting.put_nowait((self, None))
+                waiting.put_nowait((self, deliver, None))
 
         self._subscription = await self._connection.subscribe(deliver, received)
         self._forget = self._connection.tell_reconnects(reconnected)
         request = json.dumps({"stream_name": self.stream, "config": self._config(deliver)}).encode()
         answer = json.loads(
-            await self._connection.request(
+            await self._connection.ask(
                 f"$JS.API.CONSUMER.CREATE.{self.stream}.{self._name}.{self.subject}",
                 request,
                 10.0,
@@ -97,7 +97,7 @@ class StreamReader:
             "max_deliver": 1,
             "flow_control": True,
             "idle_heartbeat": int(_HEARTBEAT_S * 1e9),
-            "inactive_threshold": int(30e9),
+            "inactive_threshold": int(10e9),
             "mem_storage": True,
             "num_replicas": 1,
         }
@@ -112,12 +112,12 @@ class StreamReader:
         with suppress(Unavailable):
             await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}", b"")
 
-    async def judge(self, message: Msg | None) -> StoredMessage | bool:
+    async def judge(self, deliver: str, message: Msg | None) -> StoredMessage | bool:
         """The stored message that came; True for a sign of life, False when something is missing."""
+        if deliver != self._deliver:
+            return True  # of a consumer given up before
         if message is None:
             return False
-        if self._subscription is None or message.subject != self._subscription.subject:
-            return True  # of a consumer given up before
         self.heard_s = asyncio.get_running_loop().time()
         headers = message.headers or {}
         if headers.get("Status") == "100":
@@ -136,8 +136,8 @@ class StreamReader:
         return StoredMessage(self, place.sequence.stream, message.subject, dict(headers), message.data)
 
 
-Waiting = asyncio.Queue[tuple[StreamReader, Msg | None]]
-"""What readers have received and nobody has looked at yet."""
+Waiting = asyncio.Queue[tuple[StreamReader, str, Msg | None]]
+"""What readers have received, on which inbox, and nobody has looked at yet; no message: reconnected."""
 
 
 def waiting_queue() -> Waiting:
@@ -152,7 +152,7 @@ async def merged(waiting: Waiting, readers: Sequence[StreamReader]) -> AsyncGene
         if waiting.empty():
             silent_at_s = min(reader.heard_s for reader in readers) + _SILENCE_S
             try:
-                reader, message = await asyncio.wait_for(waiting.get(), max(0.01, silent_at_s - loop.time()))
+                reader, deliver, message = await asyncio.wait_for(waiting.get(), max(0.01, silent_at_s - loop.time()))
             except TimeoutError:
                 for quiet in readers:
                     if quiet.heard_s + _SILENCE_S <= loop.time():
@@ -160,8 +160,8 @@ async def merged(waiting: Waiting, readers: Sequence[StreamReader]) -> AsyncGene
                 continue
         else:
             # A wait costs a task; a replay of many messages rarely has to wait.
-            reader, message = waiting.get_nowait()
-        verdict = await reader.judge(message)
+            reader, deliver, message = waiting.get_nowait()
+        verdict = await reader.judge(deliver, message)
         if isinstance(verdict, StoredMessage):
             yield verdict
         elif not verdict:

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ STOP_PATIENCE_S: Final = 8.0
 """How long a process may take to stop by itself before it is killed."""
 TRIM_EVERY_S: Final = 30.0
 RESTARTS_BYTES_MAX: Final = 256 * 1024
+Arrange = Callable[[Run, dict[str, Any]], tuple[ProcessSpec, list[ProcessSpec]]]
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,6 +37,7 @@ class Supervisor:
 
     `preparation` is a short-lived process that does what needs heavy libraries; it reports steps on its standard
     output: `configured` (the server may start), `streams` (the services may start), `ready`, or an error.
+    `arrange` makes the processes to run out of what `configured` says, the server first.
     """
 
     def __init__(
@@ -45,17 +47,17 @@ class Supervisor:
         console: Console,
         *,
         preparation: ProcessSpec,
-        server: ProcessSpec,
-        services: Sequence[ProcessSpec],
+        arrange: Arrange,
         rule: RestartRule | None = None,
     ) -> None:
         self._data = data
         self._run = run
         self._console = console
         self._preparation = preparation
-        rule = rule or RestartRule()
-        self._server = Supervised(server, rule)
-        self._services = [Supervised(spec, rule) for spec in services]
+        self._arrange = arrange
+        self._rule = rule or RestartRule()
+        self._server: list[Supervised] = []
+        self._services: list[Supervised] = []
         self._wanted: list[Supervised] = []
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_asked = 0
@@ -110,11 +112,11 @@ class Supervisor:
                     poll.unregister(steps)
                     if not self._ready:
                         raise self._preparation_died()
-                    preparing.wait()
                 pending += chunk
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 self._step(json.loads(line))
+            preparing.poll()
             if self._look_after():
                 return 1
             if not self._ready and time.monotonic() > deadline_s:
@@ -139,14 +141,18 @@ class Supervisor:
                 if supervised.state.due_at_s is None:
                     return True
         now_s = time.monotonic()
+        again: list[str] = []
         for supervised in self._wanted:
             due_at_s = supervised.state.due_at_s
             if supervised.running is None and due_at_s is not None and due_at_s <= now_s:
                 changed = True
                 supervised.restarts += 1
                 self._start(supervised)
+                again.append(supervised.spec.name)
         if changed:
             self._publish()
+        for name in again:
+            self._console.say("started", f"torpor up: {name} is started again", process=name)
         if now_s >= self._trim_due_s:
             self._trim_due_s = now_s + TRIM_EVERY_S
             for supervised in self._wanted:
@@ -192,7 +198,10 @@ class Supervisor:
     def _step(self, step: dict[str, Any]) -> None:
         match step.get("step"):
             case "configured":
-                self._want([self._server])
+                server, services = self._arrange(self._run, step)
+                self._server = [Supervised(server, self._rule)]
+                self._services = [Supervised(spec, self._rule) for spec in services]
+                self._want(self._server)
             case "streams":
                 self._want(self._services)
             case "ready":
@@ -269,11 +278,10 @@ class Supervisor:
     # --- stopping ---------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
-        services = [s for s in self._wanted if s is not self._server]
         asked = self._stop_asked
-        self._stop(services, asked)
+        self._stop(self._services, asked)
         # Last, as the services use it to the end.
-        self._stop([self._server], asked)
+        self._stop(self._server, asked)
 
     def _stop(self, processes: Sequence[Supervised], asked: int) -> None:
         for number, patience_s in ((signal.SIGTERM, STOP_PATIENCE_S), (signal.SIGKILL, STOP_PATIENCE_S)):

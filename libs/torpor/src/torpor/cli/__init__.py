@@ -1,0 +1,83 @@
+"""The `torpor` command: for people by default, for programs with `--json`.
+
+Exit codes: 0 done; 1 refused, or not as it should be; 2 wrong usage; 3 nobody answered, or not yet so; 130 interrupted.
+`session exec` exits with the program's own code (124: it ran out of time, 125: it was lost, 126: it could not run).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+DONE: Final = 0
+REFUSED: Final = 1
+USAGE: Final = 2
+UNAVAILABLE: Final = 3
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Carry out one command line; the exit code."""
+    try:
+        code = _carried_out(tokens)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. The interpreter's own last flush must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _carried_out(tokens: Sequence[str]) -> int:
+    from cyclopts import CycloptsError  # noqa: PLC0415  (imports are what a command's start costs)
+
+    from torpor.cli.app import app  # noqa: PLC0415
+    from torpor_contracts.errors import TorporError  # noqa: PLC0415
+
+    try:
+        result = app(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        help_for = " ".join(["torpor", *(error.command_chain or ()), "--help"])
+        return _failed(tokens, "usage", _one_line(str(error)), f"see {help_for}", USAGE)
+    except TorporError as error:
+        code = str(getattr(error, "code", type(error).__name__))
+        message = str(getattr(error, "message", error))
+        advice = str(getattr(error, "advice", "see `torpor status`"))
+        return _failed(tokens, code, message, advice, _exit_code(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        advice = "check the path, its permissions and the free space"
+        return _failed(tokens, "system", f"{named}{error.strerror or error}", advice, REFUSED)
+    return result if isinstance(result, int) else DONE
+
+
+def _exit_code(error: Exception) -> int:
+    from torpor.errors import NotYet, Unavailable  # noqa: PLC0415
+    from torpor_contracts.errors import Transient  # noqa: PLC0415
+
+    return UNAVAILABLE if isinstance(error, Unavailable | NotYet | Transient) else REFUSED
+
+
+def _failed(tokens: Sequence[str], code: str, message: str, advice: str, exit_code: int) -> int:
+    own = list(tokens)[: list(tokens).index("--")] if "--" in tokens else tokens
+    if "--json" in own:
+        sys.stdout.write(json.dumps({"error": {"code": code, "message": message, "advice": advice}}) + "\n")
+    else:
+        sys.stdout.flush()
+        sys.stderr.write(f"torpor: {message}\n  {advice}\n")
+    return exit_code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

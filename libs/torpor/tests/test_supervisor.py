@@ -1,0 +1,148 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torpor.embedded import runfile
+from torpor.embedded.layout import DataDir
+from torpor.embedded.process_table import is_running, wait_gone
+from torpor.embedded.runfile import Run, RunningProcess
+
+HARNESS = Path(__file__).with_name("whole_of_scripts.py")
+FOR_EVER = "import signal; print('up', flush=True); signal.pause()"
+PREPARE = """
+import json, sys
+for step in ("configured", "streams", "ready"):
+    print(json.dumps({"step": step, "ready_s": 0.1}), flush=True)
+"""
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
+)
+
+
+class Whole:
+    def __init__(self, root: Path, **scripts: str) -> None:
+        self.data = DataDir(root)
+        wanted = {"prepare": PREPARE, "server": FOR_EVER, **scripts}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HARNESS), str(root), json.dumps(wanted)], stdout=subprocess.PIPE, text=True
+        )
+
+    def until(self, event: str) -> dict[str, Any]:
+        """Read what it says up to an event; the whole test run's time limit bounds it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == event:
+                return said
+        raise AssertionError(f"it ended without saying {event}")
+
+    def run(self) -> Run:
+        run = runfile.read(self.data)
+        assert run is not None
+        return run
+
+    def process_named(self, name: str) -> RunningProcess:
+        return next(p for p in self.run().processes if p.name == name)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Whole]]:
+    started: list[Whole] = []
+
+    def begin(**scripts: str) -> Whole:
+        started.append(Whole(tmp_path / "data", **scripts))
+        return started[-1]
+
+    yield begin
+    for whole in started:
+        whole.process.kill()
+        whole.process.communicate(timeout=20)
+
+
+def test_everything_runs_once_it_is_ready_and_nothing_after_a_stop(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER, beta=FOR_EVER)
+    whole.until("ready")
+    run = whole.run()
+    assert run.ready
+    assert [p.name for p in run.processes] == ["server", "alpha", "beta"]
+    assert all(is_running(p.pid, p.started_ticks) for p in run.processes)
+    whole.process.send_signal(signal.SIGINT)
+    assert whole.process.wait(20) == 0
+    assert not any(is_running(p.pid, p.started_ticks) for p in run.processes)
+    assert runfile.read(whole.data) is None
+
+
+def test_a_killed_service_is_started_again_and_its_end_is_on_record(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER)
+    whole.until("ready")
+    before = whole.process_named("alpha")
+    os.kill(before.pid, signal.SIGKILL)
+    said = whole.until("ended")
+    assert (said["process"], said["exit_code"]) == ("alpha", -signal.SIGKILL)
+    whole.until("started")
+    after = whole.process_named("alpha")
+    assert after.pid != before.pid
+    assert after.restarts == 1
+    recorded = [json.loads(line) for line in whole.data.restarts.read_text().splitlines()]
+    assert [entry["process"] for entry in recorded] == ["alpha"]
+
+
+def test_a_service_that_ends_again_and_again_is_given_up_with_everything(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER, beta="import sys; sys.exit('beta: out of ink')")
+    ends = [whole.until("ended") for _ in range(5)]
+    assert [end["ends_in_a_row"] for end in ends] == [1, 2, 3, 4, 5]
+    assert ends[-1]["again_in_s"] is None
+    assert whole.process.wait(20) == 1
+    assert "out of ink" in (whole.data.logs / "beta.log").read_text()
+
+
+def test_killing_the_supervisor_takes_everything_along(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER, beta=STUBBORN)
+    whole.until("ready")
+    processes = whole.run().processes
+    whole.process.kill()
+    assert all(wait_gone(p.pid, p.started_ticks, 10) for p in processes)
+    assert runfile.read(whole.data) is not None, "the run file of a killed whole tells the next one about it"
+
+
+def test_a_process_that_ignores_the_stop_is_killed_at_the_second_request(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=STUBBORN)
+    whole.until("ready")
+    alpha = whole.process_named("alpha")
+    whole.process.send_signal(signal.SIGTERM)
+    whole.process.send_signal(signal.SIGINT)
+    assert whole.process.wait(20) == 0
+    assert not is_running(alpha.pid, alpha.started_ticks)
+
+
+def test_a_second_supervisor_is_refused_and_names_the_first(start: Callable[..., Whole]) -> None:
+    first = start(alpha=FOR_EVER)
+    first.until("ready")
+    second = start(alpha=FOR_EVER)
+    said = second.until("error")
+    assert said["code"] == "already-running"
+    assert str(first.process.pid) in said["message"]
+    assert second.process.wait(20) == 1
+    assert is_running(first.process_named("alpha").pid, first.process_named("alpha").started_ticks)
+
+
+def test_what_the_preparation_refuses_is_said_and_nothing_is_left(start: Callable[..., Whole]) -> None:
+    refusal = {"step": "refused", "code": "no-driver", "message": "no driver", "advice": "buy one"}
+    whole = start(prepare=f"print({json.dumps(json.dumps(refusal))})", alpha=FOR_EVER)
+    said = whole.until("error")
+    assert (said["code"], said["advice"]) == ("no-driver", "buy one")
+    assert whole.process.wait(20) == 1
+
+
+def test_a_preparation_that_dies_is_told_with_its_last_words(start: Callable[..., Whole]) -> None:
+    whole = start(prepare="import sys; sys.exit('prepare: no ink')", alpha=FOR_EVER)
+    said = whole.until("error")
+    assert "no ink" in said["message"]
+    assert whole.process.wait(20) == 1
