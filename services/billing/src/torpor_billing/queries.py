@@ -69,7 +69,7 @@ def _query(parameters: Mapping[str, Any]) -> UsageQuery:
     try:
         query = msgspec.convert(dict(parameters), UsageQuery)
     except msgspec.ValidationError as error:
-        raise Rejected("illegal-query", str(error), "see schemas/queries/billing/usage.json") from error
+        raise Rejected("illegal-query", str(error), "see schemas/queries/billing/usage.parameters.json") from error
     if not 1 <= query.limit <= PAGE_MAX:
         raise Rejected("illegal-query", f"limit is {query.limit}", f"ask for 1 to {PAGE_MAX} meters at a time")
     return query
