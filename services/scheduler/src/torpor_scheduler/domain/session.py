@@ -95,7 +95,6 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
     P.SUSPENDED: {
         ResumeRequested: P.RESUMING,
         ExecRequested: P.SUSPENDED,
-        ExecStarted: P.SUSPENDED,
         ExecEnded: P.SUSPENDED,
         TerminateRequested: P.TERMINATING,
     },

@@ -1,6 +1,6 @@
 """Decides what reports make happen: only those of the machine the session has now, all others are ignored."""
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from torpor_contracts.ids import VmId
 from torpor_contracts.session import (
@@ -30,6 +30,9 @@ from torpor_scheduler.domain.session_decisions.waking import end_exec, fail_star
 MachineReport = ReportVmStarted | ReportVmStartFailed | ReportVmSuspended | ReportVmSuspendFailed | ReportVmStopped
 ExecReport = ReportExecStarted | ReportExecEnded
 HostReport = ReportHostLost | ReportHostDraining
+
+MAY_HAVE_RUN: Final = (Phase.RUNNING, Phase.SUSPENDING, Phase.SUSPENDED, Phase.RESUMING)
+"""Phases of a session that had a machine running, so that a program may have been started in it."""
 
 
 def decide_machine_report(draft: Draft, report: MachineReport, context: Context) -> None:
@@ -63,7 +66,7 @@ def decide_exec_report(draft: Draft, report: ExecReport, context: Context) -> No
     """What a host observed of a program."""
     session = draft.session
     program = next((program for program in session.execs if program.exec_id == report.exec_id), None)
-    if program is None or report.incarnation > session.incarnation_used:
+    if program is None or report.incarnation > session.incarnation_used or session.phase not in MAY_HAVE_RUN:
         return
     match report:
         case ReportExecStarted():
