@@ -34,6 +34,6 @@ def public_key(seed_file: Path) -> str:
     except (nkeys.NkeysError, ValueError, OSError) as error:
         raise Rejected(
             "nats-credentials",
-            f"{seed_file} holds no nkey seed: {error or type(error).__name__}",
-            "remove the file to have a new key made, or put the right one back",
+            f"{seed_file} holds no nkey seed: {str(error) or type(error).__name__}",
+            "name a file with an nkey user seed (SU…), as torpor_messaging.nats_config makes them",
         ) from error

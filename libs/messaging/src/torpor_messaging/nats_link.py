@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from torpor_contracts.errors import Rejected, Transient
 from torpor_messaging import subjects
 from torpor_messaging.nats_errors import as_torpor_errors, check_version, denied_subject, not_permitted
+from torpor_messaging.nats_keys import public_key
 
 CONNECT_S: Final = 10.0
 RECONNECT_S_FIRST: Final = 0.1
@@ -63,7 +64,7 @@ class Link:
         self.client = Client()
         self.closed = asyncio.Event()
         """Set when the connection is gone for good, which it never is because of an outage."""
-        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
         self._waiting: dict[str, _Waiting] = {}
         self._next = 0
         self._answers = ""
@@ -147,9 +148,10 @@ class Link:
         with suppress(nats.errors.Error):
             await self.client.close()
 
-    def on_reconnect(self, told: Callable[[], Awaitable[None]]) -> None:
-        """Call `told` after every reconnect."""
+    def on_reconnect(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after every reconnect, until the function returned is called."""
         self._on_reconnect.append(told)
+        return lambda: self._on_reconnect.remove(told)
 
     async def request(
         self, subject: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -226,8 +228,8 @@ class Link:
     async def _reconnected(self) -> None:
         self._reconnects = 0
         _log.info("nats %s: connected again", self.identity.name)
-        for told in self._on_reconnect:
-            await told()
+        for told in list(self._on_reconnect):
+            told()
 
     async def _disconnected(self) -> None:
         if not self.client.is_closed:
@@ -261,16 +263,9 @@ def servers_of(url: str) -> list[str]:
 
 
 def read_seed(path: Path) -> str:
-    """The nkey seed in a file; `Rejected` when there is none."""
-    try:
-        seed = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise Rejected(
-            "nats-credentials", f"the seed file {path} cannot be read: {error}", "name a file with an nkey user seed"
-        ) from error
-    if not seed.startswith("SU"):
-        raise Rejected("nats-credentials", f"{path} holds no nkey user seed", "name a file with one (SU…)")
-    return seed
+    """The nkey seed in a file; `Rejected("nats-credentials")` when there is none."""
+    public_key(path)
+    return path.read_text(encoding="ascii").strip()
 
 
 def _plain(headers: Mapping[str, str] | None) -> dict[str, Any] | None:
