@@ -7,35 +7,47 @@ A row's canonical bytes, integers big-endian, never change for a row once writte
 | 32 | digest of the row before; zeros before the first |
 | 1 | the format, 1 |
 | 8, 8, 8 | position, version, occurred_at_us |
-| 7 x 4 | byte lengths of the seven fields that follow |
-| … | stream, tag, command_id, causation_id, correlation_id, tenant_id as UTF-8; data as it is |
+| 1 | 0x96: six texts follow |
+| … | stream, tag, command_id, causation_id, correlation_id, tenant_id, each with its length before it |
+| … | data, as it is, to the end |
 
-The digest is the RFC 9162 leaf hash, `SHA-256(0x00 || canonical bytes)`.
+A text is UTF-8 of 1 to 255 bytes. Its length is one byte, 0xa0 + length, below 32 bytes, else two, 0xd9 and the length:
+the six texts are a MessagePack array. The digest is the RFC 9162 leaf hash, `SHA-256(0x00 || canonical bytes)`.
 """
 
 from hashlib import sha256
 from struct import Struct
 from typing import Final
 
+import msgspec
+
 from torpor_eventlog.port import Recorded
 
 NO_DIGEST: Final = bytes(32)
 """What stands for the digest of the row before the first."""
 
+TEXT_BYTES_MAX: Final = 255
+
+Texts = tuple[str, str, str, str, str, str]
+"""stream, tag, command_id, causation_id, correlation_id, tenant_id"""
+
 _LEAF_AND_HEADER: Final = Struct(">B32sBQQq").pack
 _HEADER: Final = Struct(">32sBQQq").pack
-_LENGTHS: Final = Struct(">7I").pack
 _FORMAT: Final = 1
+_packed: Final = msgspec.msgpack.Encoder().encode
 
 
-def tail_bytes(texts: tuple[bytes, ...], data: bytes) -> bytes:
-    """The part of the canonical bytes that is known before the row has a place: lengths, the six texts, the data."""
-    return joined_tail_bytes(tuple(map(len, texts)), b"".join(texts), data)
+def tail_bytes(texts: Texts, data: bytes) -> bytes:
+    """The part of the canonical bytes that is known before the row has a place.
 
-
-def joined_tail_bytes(sizes: tuple[int, ...], joined: bytes, data: bytes) -> bytes:
-    """`tail_bytes` for texts that are joined already."""
-    return _LENGTHS(*sizes, len(data)) + joined + data
+    Raises `ValueError` for a text that no row may have: empty, too long, with a NUL or half a surrogate pair.
+    """
+    packed = _packed(texts)
+    if not all(texts) or b"\x00" in packed:
+        raise ValueError("a text is empty or holds a NUL")
+    if len(packed) > TEXT_BYTES_MAX and any(len(text.encode()) > TEXT_BYTES_MAX for text in texts):
+        raise ValueError(f"a text is longer than {TEXT_BYTES_MAX} bytes")
+    return packed + data
 
 
 def placed_digest(previous: bytes, position: int, version: int, occurred_at_us: int, tail: bytes) -> bytes:
@@ -54,8 +66,6 @@ def row_digest(previous: bytes, row: Recorded) -> bytes:
 
 
 def _tail_of(row: Recorded) -> bytes:
-    texts = (row.stream, row.tag, row.command_id, row.causation_id, row.correlation_id, row.tenant_id)
-    joined = "".join(texts)
-    if joined.isascii():
-        return joined_tail_bytes(tuple(map(len, texts)), joined.encode("ascii"), row.data)
-    return tail_bytes(tuple(text.encode() for text in texts), row.data)
+    return (
+        _packed((row.stream, row.tag, row.command_id, row.causation_id, row.correlation_id, row.tenant_id)) + row.data
+    )

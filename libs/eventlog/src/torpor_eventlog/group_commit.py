@@ -7,7 +7,7 @@ from typing import Final
 
 from torpor_contracts.errors import InvariantViolation, TorporError, Transient
 from torpor_contracts.replies import Receipt
-from torpor_eventlog.planning import Outcome, Plan, Prepared
+from torpor_eventlog.planning import Plan, Prepared
 
 BATCH_MAX: Final = 512
 """The most commits of one transaction."""
@@ -37,8 +37,8 @@ class GroupCommit:
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def append(self, prepared: Prepared) -> Receipt:
-        """Wait until the commit is durable. A caller that stops waiting leaves it to happen or not."""
+    def append(self, prepared: Prepared) -> asyncio.Future[Receipt]:
+        """Done when the commit is durable. A caller that stops waiting leaves it to happen or not."""
         if self._closed:
             raise Transient("the log is closed")
         if len(self._waiting) >= WAITING_MAX:
@@ -48,7 +48,7 @@ class GroupCommit:
         self._waiting.append((prepared, future))
         if self._writer is None:
             self._writer = loop.create_task(self._drain(), name="event log group commit")
-        return await future
+        return future
 
     async def close(self) -> None:
         """Refuse new appends and finish those that wait."""
@@ -89,7 +89,10 @@ class GroupCommit:
             _fail_all(batch, error)
         else:
             for (_, future), outcome in zip(batch, planned.outcomes, strict=True):
-                _answer(future, outcome)
+                if isinstance(outcome, TorporError):
+                    _fail(future, outcome)
+                elif not future.done():
+                    future.set_result(outcome)
             if planned.rows and self._on_commit is not None:
                 asyncio.get_running_loop().call_soon(self._on_commit, planned.end.position)
 
@@ -104,13 +107,6 @@ def _fail_all(batch: list[_Waiting], cause: Exception) -> None:
             error = InvariantViolation(f"the log could not write a batch: {cause!r}")
         error.__cause__ = cause
         _fail(future, error)
-
-
-def _answer(future: asyncio.Future[Receipt], outcome: Outcome) -> None:
-    if isinstance(outcome, TorporError):
-        _fail(future, outcome)
-    elif not future.done():
-        future.set_result(outcome)
 
 
 def _fail(future: asyncio.Future[Receipt], error: TorporError) -> None:

@@ -32,9 +32,9 @@ class Kept:
         kept = self._versions if end.digest == self.end.digest else {}
         sure: dict[str, int] = {}
         unsure: set[str] = set()
-        for commit, *_ in batch:
-            expected = commit.expected
-            written = expected if len(expected) == 1 else {event.stream for event in commit.events}
+        for prepared in batch:
+            expected = prepared.commit.expected
+            written = expected if len(expected) == 1 else {event.stream for event in prepared.commit.events}
             for stream, version in expected.items():
                 known_version = kept.get(stream)
                 if known_version is not None:
@@ -53,7 +53,7 @@ class Kept:
 
 def all_placed(planned: Plan) -> bool:
     """Whether every commit of the batch got its place; else some of it must be looked up."""
-    return all(type(outcome) is Receipt for outcome in planned.outcomes)
+    return set(map(type, planned.outcomes)) <= {Receipt}
 
 
 def streams_of(batch: Sequence[Prepared]) -> Mapping[str, None]:

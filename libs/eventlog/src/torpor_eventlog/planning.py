@@ -6,18 +6,17 @@ Every implementation of the log runs this while it holds the log's one write loc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from torpor_contracts.errors import InvariantViolation, Rejected, TorporError, VersionConflict
 from torpor_contracts.ids import CommandId
 from torpor_contracts.replies import Receipt
-from torpor_eventlog.canonical import NO_DIGEST, joined_tail_bytes, placed_digest, tail_bytes
+from torpor_eventlog.canonical import NO_DIGEST, TEXT_BYTES_MAX, Texts, placed_digest, tail_bytes
 from torpor_eventlog.merkle import Frontier, Node
 from torpor_eventlog.port import Commit, Head, NewEvent, Recorded
 
 DATA_BYTES_MAX: Final = 900_000
 """The largest event: with its headers it must fit a JetStream message of the default 1 MiB, or the relay would stop."""
-
-TEXT_BYTES_MAX: Final = 255
-"""The longest stream, tag or id: it must fit an index entry of every database."""
 
 EVENTS_MAX: Final = 1000
 """The most events of one commit."""
@@ -36,7 +35,7 @@ Row = tuple[int, str, int, str, bytes, int, str, str, str, str, bytes, bytes | N
 receipt row has. A bare tuple, for it is made once for every event."""
 
 
-class Prepared(NamedTuple):
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit that was found legal, with everything of its canonical bytes that does not depend on its place.
 
     `receipt_at` is the index of the event that the receipt names. `size_bytes` counts the events' data.
@@ -48,7 +47,7 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """A command that is in the log already."""
 
     request_digest: bytes
@@ -89,23 +88,23 @@ def prepare(commit: Commit) -> Prepared:
 
     Raises `Rejected` for what no log could hold, `InvariantViolation` for a mistake of the code that made it.
     """
+    events, expected = commit.events, commit.expected
     _check_envelope(commit)
     tails: list[bytes] = []
     size_bytes, receipt_at = 0, 0
-    expected = commit.expected
-    for at, event in enumerate(commit.events):
+    for at, event in enumerate(events):
         stream, data = event.stream, event.data
         if stream not in expected:
             raise InvariantViolation(f"command {commit.command_id}: no expected version for stream {stream}")
         if len(data) > DATA_BYTES_MAX:
-            raise Rejected(
-                "event-too-large",
-                f"a {event.tag} of stream {stream} has {len(data)} bytes, over {DATA_BYTES_MAX}",
-                "put large content into the snapshot store and record its digest",
-            )
-        tails.append(_tail(commit, event))
+            raise _too_large(event)
+        texts = (stream, event.tag, commit.command_id, commit.causation_id, commit.correlation_id, commit.tenant_id)
+        try:
+            tails.append(tail_bytes(texts, data))
+        except ValueError as error:
+            raise _illegal_text(texts, error) from error
         size_bytes += len(data)
-        if stream == commit.events[0].stream:
+        if stream == events[0].stream:
             receipt_at = at
     return Prepared(commit, tails, receipt_at, size_bytes)
 
@@ -123,7 +122,8 @@ def plan(batch: Iterable[Prepared], end: End, versions: Mapping[str, int], known
     rows: list[Row] = []
     digests: list[bytes] = []
     position, digest = end.position, end.digest
-    for commit, tails, receipt_at, _ in batch:
+    for prepared in batch:
+        commit, tails, receipt_at = prepared.commit, prepared.tails, prepared.receipt_at
         command_id = commit.command_id
         outcome = _without_place(commit, now, placed.get(command_id) or known.get(command_id))
         if outcome is not None:
@@ -180,32 +180,26 @@ def _check_envelope(commit: Commit) -> None:
         )
     if len(commit.events) != 1 or len(commit.expected) != 1:  # else the one event's own check covers them
         for text in (commit.command_id, *commit.expected):
-            _encoded(text)
+            texts = (text, "-", "-", "-", "-", "-")
+            try:
+                tail_bytes(texts, b"")
+            except ValueError as error:
+                raise _illegal_text(texts, error) from error
 
 
-def _tail(commit: Commit, event: NewEvent) -> bytes:
-    texts = (
-        event.stream, event.tag, commit.command_id, commit.causation_id, commit.correlation_id, commit.tenant_id,
-    )  # fmt: skip
-    joined = "".join(texts)
-    if joined.isascii() and "\x00" not in joined:
-        sizes = tuple(map(len, texts))
-        if min(sizes) and max(sizes) <= TEXT_BYTES_MAX:
-            return joined_tail_bytes(sizes, joined.encode("ascii"), event.data)
-    return tail_bytes(tuple(map(_encoded, texts)), event.data)
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        encoded = b""
-    if 0 < len(encoded) <= TEXT_BYTES_MAX and b"\x00" not in encoded:
-        return encoded
-    raise Rejected(
+def _illegal_text(texts: Texts, error: ValueError) -> Rejected:
+    return Rejected(
         "illegal-text",
-        f"a stream, tag, id or tenant {text[:80]!r} cannot be kept",
+        f"a stream, tag, id or tenant cannot be kept: {error}; one of {', '.join(repr(text[:80]) for text in texts)}",
         f"use 1 to {TEXT_BYTES_MAX} bytes of UTF-8 without NUL",
+    )
+
+
+def _too_large(event: NewEvent) -> Rejected:
+    return Rejected(
+        "event-too-large",
+        f"a {event.tag} of stream {event.stream} has {len(event.data)} bytes, over {DATA_BYTES_MAX}",
+        "put large content into the snapshot store and record its digest",
     )
 
 

@@ -78,10 +78,8 @@ class SqliteWriter:
         return None
 
     def _exactly(self, connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan:
-        end = self._begin(connection)
-        planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch))
-        if planned.rows:
-            _insert(connection, planned)
+        self._begin(connection)
+        planned = place(connection, batch)
         connection.execute("COMMIT")
         return planned
 
@@ -114,7 +112,7 @@ class SqliteWriter:
 
 
 def place(connection: sqlite3.Connection, batch: Sequence[Prepared]) -> Plan:
-    """Place a batch in the write transaction that is open on `connection`, looking everything up; nothing is committed."""
+    """Place a batch in the write transaction that is open, looking everything up; nothing is committed."""
     position, digest, frontier = connection.execute(_GET_HEAD).fetchone()
     end = End(position, digest, Frontier.from_bytes(position, frontier))
     planned = plan(batch, end, _versions(connection, streams_of(batch)), _known(connection, batch))
