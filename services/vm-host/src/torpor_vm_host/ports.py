@@ -208,6 +208,10 @@ class Workspace(Protocol):
         """The name under which the machine's directory is claimed."""
         ...
 
+    def path(self, vm_id: VmId) -> Path:
+        """Where the machine's directory is, or would be."""
+        ...
+
     async def lock(self) -> None:
         """Make this process the only one that works here; `Rejected("host-busy")` when another one does."""
         ...
@@ -217,7 +221,7 @@ class Workspace(Protocol):
         ...
 
     async def create(self, vm_id: VmId) -> Path:
-        """The machine's directory, there and empty."""
+        """The machine's directory, there and empty; what an earlier attempt left in it is gone."""
         ...
 
     async def subdirectory(self, vm_id: VmId, name: str) -> Path:
@@ -234,6 +238,10 @@ class Workspace(Protocol):
 
     async def remaining(self, resources: Sequence[ResourceRef]) -> list[ResourceRef]:
         """Those of these resources that are directories of this workspace and exist still."""
+        ...
+
+    async def forget_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint no longer is what the machine would be resumed from; idempotent."""
         ...
 
     async def write_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> None:

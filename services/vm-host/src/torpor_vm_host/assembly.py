@@ -1,0 +1,127 @@
+"""Puts the vm-host together from its ports; the edge and the simulation both run what comes out."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from torpor_chunks.port import ChunkStore
+from torpor_contracts.errors import Transient
+from torpor_contracts.host import HostCapacity, HostLost
+from torpor_contracts.ids import HostId
+from torpor_messaging.service import BackgroundRoute, CommandRoute, ReactorRoute, Service
+from torpor_messaging.service_ports import ServicePorts
+from torpor_vm_host.bounded import BoundedDriver
+from torpor_vm_host.checkpoints import Checkpoints
+from torpor_vm_host.clearing import Clearing
+from torpor_vm_host.ending import Ending
+from torpor_vm_host.handlers import Handlers
+from torpor_vm_host.host import Host
+from torpor_vm_host.hosting import Hosting
+from torpor_vm_host.ledger import Ledger
+from torpor_vm_host.ports import Driver, Workspace
+from torpor_vm_host.presence import Presence
+from torpor_vm_host.programs import Programs
+from torpor_vm_host.projections import Vms
+from torpor_vm_host.settings import VmHostSettings
+from torpor_vm_host.starting import Starting
+from torpor_vm_host.suspending import Suspends
+from torpor_vm_host.upkeep import Upkeep
+from torpor_vm_host.vm_locks import VmLocks
+from torpor_vm_host.workers import Workers
+
+SERVICE: Final = "vm-host"
+START_TRIES_MAX: Final = 20
+ACK_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class HostMachinery:
+    """What a vm-host has beyond what every service has: its driver, its disk, the chunk store, and what it found."""
+
+    driver: Driver
+    workspace: Workspace
+    chunks: ChunkStore
+    capacity: HostCapacity
+    fingerprint: str
+
+
+async def machinery(
+    settings: VmHostSettings, driver: Driver, workspace: Workspace, chunks: ChunkStore
+) -> HostMachinery:
+    """Ask the driver what this machine can do; raises `DriverError`."""
+    bounded = BoundedDriver(driver, settings.driver_limits())
+    return HostMachinery(
+        driver=bounded,
+        workspace=workspace,
+        chunks=chunks,
+        capacity=settings.offered(await bounded.capacity()),
+        fingerprint=await bounded.fingerprint(),
+    )
+
+
+def build(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -> Service:
+    """One vm-host: it recovers what is there before it takes its first command."""
+    hosting = _hosting(settings, ports, parts)
+    starting, suspends = Starting(hosting), Suspends(hosting)
+    handlers = Handlers(hosting, starting, suspends, Ending(hosting), execs_max=settings.execs_max)
+    upkeep = Upkeep(hosting, starting, suspends, ports.log, ports.views, claim_s_max=settings.claim_s_max)
+    presence = Presence(hosting, parts.fingerprint, ports)
+
+    async def start() -> None:
+        await parts.workspace.lock()
+        for attempt in range(1, START_TRIES_MAX + 1):
+            try:
+                await upkeep.recover()
+                break
+            except Transient as error:
+                if attempt == START_TRIES_MAX:
+                    raise
+                await ports.clock.sleep(error.retry_after_s)
+
+    async def stop() -> None:
+        await hosting.programs.stop()
+        await hosting.workers.stop()
+        await parts.driver.close()
+        await parts.workspace.unlock()
+
+    return Service(
+        name=SERVICE,
+        commands=[
+            CommandRoute(
+                service=SERVICE,
+                durable=f"{SERVICE}-{settings.host_id}",
+                handle=handlers.handle,
+                target_filter=f"{settings.host_id}.*",
+                ack_wait_s=ACK_WAIT_S,
+            )
+        ],
+        projections=[Vms()],
+        reactors=[ReactorRoute(name=f"{SERVICE}-lost-{settings.host_id}", reacts_to=(HostLost,), react=presence.lost)],
+        background=[
+            BackgroundRoute(name="upkeep", every_s=settings.look_every_s, run=upkeep.look),
+            BackgroundRoute(name="register", every_s=settings.look_every_s, run=presence.register),
+            BackgroundRoute(name="heartbeat", every_s=settings.heartbeat_s, run=presence.heartbeat),
+        ],
+        start=start,
+        stop=stop,
+    )
+
+
+def _hosting(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -> Hosting:
+    host = Host(host_id=HostId(settings.host_id), boot_id=ports.ids.new("boot"))
+    ledger, workers = Ledger(host, ports), Workers()
+    programs = Programs(
+        parts.driver, ledger, workers, bus=ports.bus, clock=ports.clock, limits=settings.output_limits()
+    )
+    return Hosting(
+        host=host,
+        capacity=parts.capacity,
+        driver=parts.driver,
+        workspace=parts.workspace,
+        checkpoints=Checkpoints(host, parts.chunks, ports),
+        clearing=Clearing(parts.driver, parts.workspace),
+        ledger=ledger,
+        programs=programs,
+        workers=workers,
+        locks=VmLocks(),
+        clock=ports.clock,
+    )

@@ -1,0 +1,147 @@
+"""Checkpoints as a host deals with them: kept in the chunk store, registered with the snapshot store, fetched again."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor_chunks.port import ChunkError, ChunkStore
+from torpor_contracts.checkpoint import (
+    CheckpointFreed,
+    CheckpointFreeStarted,
+    CheckpointManifest,
+    CheckpointPart,
+    CheckpointRecorded,
+    RegisterCheckpoint,
+)
+from torpor_contracts.errors import TorporError, Transient
+from torpor_contracts.ids import CheckpointId, CommandId, TenantId
+from torpor_contracts.replies import Reply
+from torpor_eventlog.codec import decode_event
+from torpor_messaging.ports import OutgoingCommand
+from torpor_messaging.service_ports import ServicePorts
+from torpor_vm_host.domain.observations import Failure
+from torpor_vm_host.host import Host
+from torpor_vm_host.ledger import About
+from torpor_vm_host.ports import CheckpointFiles, DriverError, PartFile, PartKind
+
+CALL_S: Final = 10.0
+"""How long one answer of the snapshot store is waited for; it reads every part before it answers."""
+
+PAUSE_S: Final = 0.5
+PAUSE_S_MAX: Final = 5.0
+
+
+class NotDone(TorporError):  # noqa: N818  (says what is so)
+    """A start or a suspend came to nothing; `failure` is what will be recorded."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.code}: {failure.detail}")
+        self.failure = failure
+
+
+def failure_of(error: DriverError | ChunkError | NotDone) -> Failure:
+    """What a failed step is recorded as."""
+    match error:
+        case NotDone():
+            return error.failure
+        case DriverError():
+            return Failure(error.code, error.detail, error.retryable)
+        case ChunkError():
+            return Failure(error.code, str(error), error.code not in FINAL)
+
+
+FINAL: Final = frozenset({"checkpoint-part-missing", "checkpoint-part-corrupt", "illegal-digest"})
+"""Codes of what no other try will make good."""
+
+
+class Checkpoints:
+    """Puts, registers and fetches checkpoints for the machines of one host."""
+
+    def __init__(self, host: Host, chunks: ChunkStore, ports: ServicePorts) -> None:
+        self._host = host
+        self._chunks = chunks
+        self._ports = ports
+
+    async def keep(self, parts: Sequence[PartFile]) -> list[CheckpointPart]:
+        """Put the parts of a checkpoint into the chunk store, durably."""
+        kept = []
+        for part in parts:
+            stored = await self._chunks.put(part.path)
+            kept.append(
+                CheckpointPart(
+                    kind=part.kind,
+                    digest=stored.digest,
+                    size_bytes=stored.size_bytes,
+                    unique_bytes=stored.unique_bytes,
+                )
+            )
+        return kept
+
+    async def register(
+        self, about: About, checkpoint_id: CheckpointId, manifest: CheckpointManifest, deadline_at: datetime
+    ) -> None:
+        """Have the checkpoint recorded; asked again with the same id until the deadline. Raises `NotDone`.
+
+        After `snapshot-store-unavailable` it may have been recorded all the same: a checkpoint that nobody refers to.
+        """
+        command = OutgoingCommand(
+            tenant_id=about.tenant_id,
+            service="snapshot-store",
+            target=checkpoint_id,
+            command=RegisterCheckpoint(host_id=self._host.host_id, manifest=manifest),
+            command_id=CommandId(f"register-{checkpoint_id}"),
+            causation_id=about.causation_id,
+            correlation_id=about.correlation_id,
+        )
+        reply = msgspec.json.decode(await self._answer(command, deadline_at), type=Reply)
+        if reply.receipt is None:
+            refusal = reply.refusal
+            code, detail = (refusal.code, refusal.message) if refusal else ("no-receipt", "the answer is empty")
+            raise NotDone(Failure(code, f"the snapshot store refused the checkpoint: {detail}", retryable=False))
+
+    async def _answer(self, command: OutgoingCommand, deadline_at: datetime) -> bytes:
+        clock, pause_s = self._ports.clock, PAUSE_S
+        while True:
+            try:
+                return await self._ports.bus.call(command, CALL_S)
+            except Transient as error:
+                if (deadline_at - clock.now()).total_seconds() <= pause_s:
+                    detail = f"the checkpoint could not be registered in time: {error}"
+                    raise NotDone(Failure("snapshot-store-unavailable", detail, retryable=True)) from error
+                await clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def manifest(self, checkpoint_id: CheckpointId, tenant_id: TenantId, fingerprint: str) -> CheckpointManifest:
+        """The manifest of a checkpoint that this host can load, from the log; raises `NotDone`."""
+        found: CheckpointRecorded | None = None
+        for recorded in await self._ports.log.load(checkpoint_id):
+            event = decode_event(recorded)
+            if isinstance(event, CheckpointRecorded) and event.tenant_id == tenant_id:
+                found = event
+            elif isinstance(event, CheckpointFreeStarted | CheckpointFreed):
+                raise _final("checkpoint-freed", f"{checkpoint_id} is freed")
+        if found is None:
+            raise _final("checkpoint-missing", f"there is no checkpoint {checkpoint_id} of this tenant")
+        if found.manifest.fingerprint != fingerprint:
+            raise _final(
+                "fingerprint-mismatch",
+                f"{checkpoint_id} was made by {found.manifest.fingerprint!r}, this host loads {fingerprint!r}",
+            )
+        return found.manifest
+
+    async def fetch(
+        self, checkpoint_id: CheckpointId, manifest: CheckpointManifest, directory: Path
+    ) -> CheckpointFiles:
+        """Write every part into `directory`, verified; raises `ChunkError`."""
+        files: dict[PartKind, Path] = {}
+        for part in manifest.parts:
+            files[part.kind] = directory / part.kind
+            await self._chunks.fetch(part.digest, part.size_bytes, files[part.kind])
+        return CheckpointFiles(checkpoint_id=checkpoint_id, files=files)
+
+
+def _final(code: str, detail: str) -> NotDone:
+    return NotDone(Failure(code, detail, retryable=False))

@@ -1,0 +1,91 @@
+"""The vm-host's settings, from the environment only: `TORPOR_VM_HOST_…`; read in `app.py` and nowhere below."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from torpor_contracts.host import HostCapacity
+from torpor_contracts.ids import is_token
+from torpor_vm_host.adapters.simulated.driver import Timing
+from torpor_vm_host.bounded import DriverLimits
+from torpor_vm_host.outputs import OutputLimits
+
+
+class VmHostSettings(BaseSettings):
+    """Times in seconds, sizes in MiB unless the name says otherwise.
+
+    `directory` is where machines live on this host's disk, `chunks_directory` where parts of checkpoints are kept;
+    both default to places below `TORPOR_DATA_DIR`. `vcpus`, `memory_mib`, `disk_mib` and `vms_max` are what the host
+    offers; left out, what the driver finds. `heartbeat_s` belongs to the scheduler's idea of silence: change both.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True)
+
+    host_id: str = "host-local"
+    driver: str = "auto"
+    data_dir: Path = Field(Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
+    directory: Path | None = None
+    chunks_directory: Path | None = Field(None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
+
+    vcpus: int | None = Field(None, ge=1)
+    memory_mib: int | None = Field(None, ge=1)
+    disk_mib: int | None = Field(None, ge=1)
+    vms_max: int | None = Field(None, ge=1)
+
+    heartbeat_s: float = Field(2.0, gt=0)
+    look_every_s: float = Field(1.0, gt=0)
+    claim_s_max: float = Field(180.0, gt=0)
+    execs_max: int = Field(64, ge=1)
+    output_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
+
+    driver_look_s: float = Field(10.0, gt=0)
+    driver_destroy_s: float = Field(20.0, gt=0)
+    driver_start_s: float = Field(120.0, gt=0)
+    driver_checkpoint_s: float = Field(120.0, gt=0)
+    exec_grace_s: float = Field(30.0, gt=0)
+
+    simulated_start_s: float = Field(0.02, ge=0)
+    simulated_checkpoint_s: float = Field(0.02, ge=0)
+
+    @field_validator("host_id")
+    @classmethod
+    def _must_be_a_host(cls, given: str) -> str:
+        if not is_token(given) or not given.startswith("host-"):
+            raise ValueError("a host's id is `host-` and then a-z, 0-9 and '-', 63 characters at most")
+        return given
+
+    def vms_directory(self) -> Path:
+        """Where this host's machines live."""
+        return self.directory or self.data_dir / "vm-host" / self.host_id
+
+    def chunks_root(self) -> Path:
+        """Where parts of checkpoints are kept."""
+        return self.chunks_directory or self.data_dir / "chunks"
+
+    def offered(self, found: HostCapacity) -> HostCapacity:
+        """What the host offers, given what its driver found."""
+        return HostCapacity(
+            vcpus=self.vcpus or found.vcpus,
+            memory_mib=self.memory_mib or found.memory_mib,
+            disk_mib=self.disk_mib or found.disk_mib,
+            vms_max=self.vms_max or found.vms_max,
+        )
+
+    def driver_limits(self) -> DriverLimits:
+        """How long a driver may take."""
+        return DriverLimits(
+            look_s=self.driver_look_s,
+            destroy_s=self.driver_destroy_s,
+            start_s=self.driver_start_s,
+            checkpoint_s=self.driver_checkpoint_s,
+            exec_grace_s=self.exec_grace_s,
+        )
+
+    def output_limits(self) -> OutputLimits:
+        """How much output is kept."""
+        return OutputLimits(exec_bytes_max=self.output_bytes_max)
+
+    def timing(self) -> Timing:
+        """How long simulated machines take."""
+        return Timing(start_s=self.simulated_start_s, checkpoint_s=self.simulated_checkpoint_s)
