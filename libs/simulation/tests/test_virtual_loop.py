@@ -124,7 +124,7 @@ def test_a_task_born_after_the_kill_never_runs() -> None:
 def test_calendar_and_identifiers_come_from_virtual_time_and_seed() -> None:
     async def main() -> tuple[str, str]:
         process = Process("someone")
-        ids = SimIds(7)
+        ids = SimIds("7")
         await SimClock(process).sleep(5)
         assert (SimClock(process, skew_s=0.5).now() - BEGINNING).total_seconds() == 5.5
         return ids.new("vm"), ids.new("vm")

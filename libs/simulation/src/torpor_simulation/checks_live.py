@@ -7,7 +7,6 @@ from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.checkpoint import CheckpointFreed, CheckpointRecorded
 from torpor_contracts.ids import CheckpointId, VmId
 from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
-from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import Recorded
 from torpor_simulation.history import Violation
 from torpor_simulation.hypervisor import Host, Sighting
@@ -20,7 +19,8 @@ class LiveChecks:
         self._hosts = hosts
         self._chunks = chunks
         self._violated = violated
-        self._held: dict[tuple[VmId, str], set[ResourceRef]] = {}
+        self.held: dict[tuple[VmId, str], set[ResourceRef]] = {}
+        """What is claimed and not released, by machine and host."""
         self._checkpoints: dict[CheckpointId, CheckpointRecorded] = {}
         self._machines: dict[VmId, Sighting] = {}
         self._spawned: set[tuple[str, str]] = set()
@@ -30,16 +30,13 @@ class LiveChecks:
         """The machines that exist now, on all hosts."""
         return self._machines
 
-    def committed(self, rows: list[Recorded]) -> None:
-        """Look at rows that have just been committed."""
-        for row in rows:
-            self._look(row, decode_event(row))
-
     def seen(self, sighting: Sighting) -> None:
         """Look at what has just happened to a machine."""
         match sighting.what:
             case "created":
                 self._created(sighting)
+            case "planted":
+                self._machines[sighting.vm_id] = sighting
             case "deleted":
                 self._machines.pop(sighting.vm_id, None)
             case "spawned":
@@ -48,7 +45,7 @@ class LiveChecks:
                 raise AssertionError(f"nobody knows what {sighting.what!r} is")
 
     def _created(self, sighting: Sighting) -> None:
-        if not self._held.get((sighting.vm_id, sighting.host_id)):
+        if not self.held.get((sighting.vm_id, sighting.host_id)):
             self._violate("claimed-first", f"{sighting.vm_id} exists on {sighting.host_id} and is not claimed there")
         for other in self._machines.values():
             if (other.session_id, other.incarnation) == (sighting.session_id, sighting.incarnation):
@@ -64,10 +61,11 @@ class LiveChecks:
             self._violate("exec-once", f"{key} was started in a guest for the second time, in {sighting.vm_id}")
         self._spawned.add(key)
 
-    def _look(self, row: Recorded, event: Any) -> None:
+    def committed(self, row: Recorded, event: Any) -> None:
+        """Look at an event that has just been committed."""
         match event:
             case VmClaimed():
-                self._held.setdefault((event.vm_id, event.host_id), set()).update(event.resources)
+                self.held.setdefault((event.vm_id, event.host_id), set()).update(event.resources)
             case VmStarted():
                 if event.vm_id not in self._machines:
                     self._violate("observed", f"{event.vm_id} is said to run at {row.position} and does not exist")
@@ -104,7 +102,7 @@ class LiveChecks:
                 self._violate("released-after", f"{name} is said to be released at {row.position} and exists")
             if resource.kind == "directory" and (host.root / name).exists():
                 self._violate("released-after", f"{name} is said to be released at {row.position} and exists")
-        self._held.get((event.vm_id, event.host_id), set()).difference_update(event.resources)
+        self.held.get((event.vm_id, event.host_id), set()).difference_update(event.resources)
 
     def _violate(self, checker: str, detail: str) -> None:
         self._violated(Violation(checker, detail))

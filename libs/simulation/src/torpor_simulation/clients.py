@@ -44,8 +44,11 @@ class Ledger:
 class Client:
     """Somebody with a connection to the bus, of one tenant."""
 
-    def __init__(self, tenant_id: TenantId, bus: SimBus, clock: Clock, ledger: Ledger, trace: Trace) -> None:
+    def __init__(  # noqa: PLR0917  (who it is, then what it has)
+        self, tenant_id: TenantId, name: str, bus: SimBus, clock: Clock, ledger: Ledger, trace: Trace
+    ) -> None:
         self.tenant_id = tenant_id
+        self._name = name
         self._bus = bus
         self._clock = clock
         self._ledger = ledger
@@ -55,7 +58,7 @@ class Client:
     def new_id(self, what: str) -> CommandId:
         """A command id nobody else uses."""
         self._asked += 1
-        return CommandId(f"{what}-{self._asked}")
+        return CommandId(f"{self._name}-{self._asked}-{what}")
 
     async def ask(self, target: str, command: msgspec.Struct, command_id: CommandId) -> Reply | None:
         """Send a command to the scheduler until it is answered; None when patience ended first."""

@@ -37,7 +37,7 @@ class SimClock:
 class SimIds:
     """`torpor_messaging.ports.Ids` from a seed: UUIDv7 of the virtual time and seeded bits."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)  # noqa: S311  (identifiers that must repeat with the seed)
         self._loop = asyncio.get_running_loop()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torpor_contracts.errors import Transient
@@ -35,14 +36,21 @@ class Faults:
         self.rates = rates
         self.crash_at = crash_at
         self.passed = 0
-        self.crashes = 0
+        self.on_pass: Callable[[Process, str], None] | None = None
+        """Told of every point that is passed, for who counts them."""
+
+    @classmethod
+    def none(cls, trace: Trace) -> "Faults":
+        """For whom no fault is meant."""
+        return cls(0, FaultRates(), trace)
 
     def strike(self, process: Process, point: str) -> None:
         """Pass a point at which a process may die; raises `ProcessKilled` when it does, or is dead already."""
         process.check()
         self.passed += 1
+        if self.on_pass is not None:
+            self.on_pass(process, point)
         if self.passed == self.crash_at or self._chance(self.rates.crash):
-            self.crashes += 1
             self._trace.add("crash", process.name, point)
             process.kill()
             raise ProcessKilled(process.name)

@@ -9,9 +9,10 @@ import msgspec
 
 from torpor_contracts.errors import InvariantViolation, Rejected, TorporError
 from torpor_contracts.replies import Refusal, Reply
+from torpor_eventlog.feeds import SharedFeed
 from torpor_eventlog.followers import ProjectionFollower, ReactorFollower
 from torpor_eventlog.port import Recorded
-from torpor_eventlog.views_port import Feed, ViewStore
+from torpor_eventlog.views_port import ViewStore
 from torpor_messaging import subjects
 from torpor_messaging.dispatch import OrderedDispatch
 from torpor_messaging.policy import ConsumerPolicy, Limits
@@ -44,7 +45,7 @@ class Hosting:
     views: ViewStore
     clock: Clock
     ids: Ids
-    feed: Feed
+    feed: SharedFeed
     broken: Callable[[str], None]
     """Told of what no process may do: an invariant violated, a bug met."""
 
@@ -53,6 +54,8 @@ class Hosting:
         if service.start is not None:
             await service.start()
         async with asyncio.TaskGroup() as routes:
+            if service.projections or service.reactors:
+                routes.create_task(self.feed.run())
             for projection in service.projections:
                 follower = ProjectionFollower(projection, self.views, self.feed, dead=self._dead)
                 routes.create_task(follower.run())

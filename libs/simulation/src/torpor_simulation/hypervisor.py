@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from torpor_chunks.memory import MemoryChunks
 from torpor_chunks.port import NoSpace, StoredPart
 from torpor_contracts.checkpoint import CheckpointManifest
@@ -41,7 +43,7 @@ class DriverFaults:
 
 @dataclass
 class Sighting:
-    """What happened to a machine: `created`, `deleted`, or `spawned` a program."""
+    """What happened to a machine: `created`, `planted`, `deleted`, or it `spawned` a program."""
 
     what: str
     host_id: str
@@ -85,6 +87,16 @@ class HostMachines(MemoryMachines):
         """End a machine without anybody having asked."""
         if self.kept.pop(vm_id, None) is not None:
             self._seen(Sighting("deleted", self.host_id, vm_id))
+
+    def vanish_all(self) -> None:
+        """End every machine at once."""
+        for vm_id in sorted(self.kept):
+            self.vanish(vm_id)
+
+    def plant(self, machine: Machine) -> None:
+        """Let a machine be there that no driver has started."""
+        self.kept[machine.vm_id] = msgspec.json.encode(machine)
+        self._seen(Sighting("planted", self.host_id, machine.vm_id, machine.session_id, machine.incarnation))
 
     def ruin(self, vm_id: VmId) -> None:
         """Leave a machine that can never run again."""

@@ -1,6 +1,7 @@
 """The event log as one simulated process reaches it: far away at times, slow, and able to commit without saying so."""
 
 import asyncio
+from collections.abc import Callable
 
 from torpor_contracts.errors import Transient
 from torpor_contracts.ids import CommandId
@@ -12,9 +13,10 @@ from torpor_simulation.surroundings import Surroundings
 class SimLog:
     """`torpor_eventlog.port.EventLog` over the world's one durable log, for one process on one machine."""
 
-    def __init__(self, durable: EventLog, around: Surroundings) -> None:
+    def __init__(self, durable: EventLog, around: Surroundings, hint: Callable[[], object]) -> None:
         self._durable = durable
         self._around = around
+        self._hint = hint
 
     async def append(self, commit: Commit) -> Receipt:
         """Append; the process may die before or after the commit, or never hear of it."""
@@ -22,8 +24,8 @@ class SimLog:
         await around.faults.enter(around.process, "log.append")
         await self._travel()
         receipt = await self._durable.append(commit)
-        for event in commit.events:
-            around.note("append", event.stream, event.tag, receipt.position)
+        around.note("append", commit.command_id, receipt.position)
+        self._hint()
         around.faults.strike(around.process, "log.appended")
         if around.network.chance(around.network.faults.stored_but_unanswered):
             around.note("unanswered", "log.append")

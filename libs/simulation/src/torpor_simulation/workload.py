@@ -1,10 +1,9 @@
-"""What clients do in a simulated world: sessions with lives of their own, drawn from a seed, and drained hosts."""
+"""What clients do in a simulated world: sessions with lives of their own, drawn from a seed."""
 
 import random
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torpor_contracts.host import DrainHost, UndrainHost
 from torpor_contracts.ids import ExecId
 from torpor_contracts.replies import Reply
 from torpor_contracts.session import (
@@ -42,12 +41,9 @@ class Workload:
         self._client = client
         self._clock = clock
         self._execs = 0
-        self.lives: list[SessionLife] = []
 
-    async def session(self, session_id: str, acts: int) -> None:
-        """Live through one session: create it, do some things with it, and mostly end it."""
-        life = SessionLife(session_id)
-        self.lives.append(life)
+    async def live(self, life: SessionLife, acts: int) -> None:
+        """Live through one session: create it, do some things with it, and sometimes end it."""
         idle_after_s = self._random.choice((IDLE_AFTER_S, IDLE_AFTER_S, None))
         create = CreateSession(
             machine=MachineSpec(memory_mib=64, disk_mib=64), idle_after_s=idle_after_s, start_retry=START_RETRY
@@ -61,13 +57,6 @@ class Workload:
         if self._random.random() < 0.4:  # noqa: PLR2004  (so many sessions are ended by their client)
             await self._pause()
             await self._ask(life, TerminateSession(reason="done"))
-
-    async def drain(self, system: Client, host_id: str) -> None:
-        """Empty a host and open it again."""
-        await self._clock.sleep(self._random.uniform(1, 20))
-        await system.ask(host_id, DrainHost(reason="maintenance"), system.new_id("drain"))
-        await self._clock.sleep(self._random.uniform(1, 20))
-        await system.ask(host_id, UndrainHost(), system.new_id("undrain"))
 
     async def note(self, life: SessionLife) -> Reply | None:
         """Run a program that appends a word to the session's notes."""
@@ -100,7 +89,7 @@ class Workload:
 
     async def _ask(self, life: SessionLife, command: Any) -> Reply | None:
         """Ask, and now and then ask again with the same id, as a client that doubts what it heard."""
-        command_id = self._client.new_id(f"{life.session_id}-{type(command).__name__.lower()}")
+        command_id = self._client.new_id(type(command).__name__.lower())
         reply = await self._client.ask(life.session_id, command, command_id)
         if self._random.random() < 0.15:  # noqa: PLR2004  (so many commands are repeated)
             await self._pause()

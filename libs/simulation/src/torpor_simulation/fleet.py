@@ -1,0 +1,144 @@
+"""The programs of a world and how each is started: production's `build`, given simulated ports."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from torpor_billing import assembly as billing
+from torpor_billing.settings import BillingSettings
+from torpor_eventlog.feeds import SharedFeed
+from torpor_eventlog.following import Wake
+from torpor_eventlog.healing import HealingFeed
+from torpor_eventlog.relay import Relay
+from torpor_eventlog.views_memory import MemoryViewStore
+from torpor_eventlog.views_port import Projection, ViewStore
+from torpor_messaging import subjects
+from torpor_messaging.service import Service
+from torpor_messaging.service_ports import ServicePorts
+from torpor_messaging.timers import NatsTimers
+from torpor_reaper import assembly as reaper
+from torpor_reaper.settings import ReaperSettings
+from torpor_scheduler import assembly as scheduler
+from torpor_scheduler.settings import SchedulerSettings
+from torpor_simulation.bus import SimBus
+from torpor_simulation.carrying import ReaderEnd, RelayEnd
+from torpor_simulation.clock import SimClock, SimIds
+from torpor_simulation.hosting import Hosting
+from torpor_simulation.log import SimLog
+from torpor_simulation.process import Process
+from torpor_simulation.programs import Main, Program
+from torpor_simulation.views import SimViews
+
+if TYPE_CHECKING:
+    from torpor_simulation.world import World
+
+CORE: Final = "core"
+"""The machine that all services but the vm-hosts run on."""
+
+IDLE_LOOK_S: Final = 6.0
+RELAY_POLL_S: Final = 4.0
+SCHEDULER: Final = SchedulerSettings.model_validate(
+    {
+        "host_lost_after_s": 8.0,
+        "look_every_s": 2.0,
+        "sweep_every_s": 4.0,
+        "reconcile_every_s": 4.0,
+        "reconcile_after_s": 4.0,
+        "start_timeout_s": 15.0,
+        "suspend_timeout_s": 15.0,
+        "stop_timeout_s": 10.0,
+        "placement_backoff_s_max": 5.0,
+        "suspend_backoff_s": 5.0,
+        "suspend_backoff_s_max": 20.0,
+    }
+)
+BILLING: Final = BillingSettings()
+REAPER: Final = ReaperSettings(grace_s=6.0, notice_s=3.0, backoff_s=4.0, backoff_s_max=16.0, deadline_s=200.0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of service: its replicas share its views."""
+
+    name: str
+    build: Callable[[ServicePorts], Service]
+
+
+class Fleet:
+    """Everything that runs in a world."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.kinds = {
+            "scheduler": Kind("scheduler", lambda ports: scheduler.build(SCHEDULER, ports)),
+            "billing": Kind("billing", lambda ports: billing.build(BILLING, ports)),
+            "reaper": Kind("reaper", lambda ports: reaper.build(REAPER, ports)),
+        }
+        self.views = {name: MemoryViewStore() for name in self.kinds}
+        self._built: dict[str, Service] = {}
+        self._starts = 0
+
+    def programs(self) -> list[Program]:
+        """All programs, in the order in which they are started."""
+        replicas = {"scheduler": self._world.plan.schedulers}
+        programs = [Program("log-relay", CORE, self._relay)]
+        for name, kind in self.kinds.items():
+            main = self._main(kind)
+            programs += [Program(f"{name}-{number + 1}", CORE, main) for number in range(replicas.get(name, 1))]
+        return programs
+
+    def projections(self) -> Iterator[tuple[str, ViewStore, Sequence[Projection]]]:
+        """The projections of every service that was started, with its views."""
+        for name, service in self._built.items():
+            yield name, self.views[name], service.projections
+
+    def followers(self) -> Iterator[tuple[str, ViewStore, list[str]]]:
+        """The followers of every service that was started."""
+        for name, service in self._built.items():
+            projections = [projection.name for projection in service.projections]
+            yield name, self.views[name], [*projections, *(reactor.name for reactor in service.reactors)]
+
+    def ports(self, process: Process, machine: str, views: MemoryViewStore) -> tuple[ServicePorts, Hosting]:
+        """Fresh ports for a process, over everything that lasts."""
+        world = self._world
+        around = world.surroundings(process, machine)
+        self._starts += 1
+        clock, ids = SimClock(process), SimIds(f"{world.plan.seed}-{process.name}-{self._starts}")
+        bus = SimBus(world.broker, world.questions, around, clock, ids)
+        log = SimLog(world.log, around, lambda: world.broker.publish_core(subjects.HINT, {}, b""))
+        ports = ServicePorts(
+            log=log, views=SimViews(views, around), bus=bus, timers=NatsTimers(bus), clock=clock, ids=ids
+        )
+        reading = HealingFeed(log, ReaderEnd(world.events, around), lambda _: None, idle_look_s=IDLE_LOOK_S)
+        hosting = Hosting(
+            broker=world.broker,
+            questions=world.questions,
+            around=around,
+            bus=bus,
+            views=ports.views,
+            clock=clock,
+            ids=ids,
+            feed=SharedFeed(log, reading),
+            broken=world.broken,
+        )
+        return ports, hosting
+
+    def _main(self, kind: Kind) -> Main:
+        async def main(process: Process) -> None:
+            ports, hosting = self.ports(process, CORE, self.views[kind.name])
+            service = self._built[kind.name] = kind.build(ports)
+            await hosting.run(service)
+
+        return main
+
+    async def _relay(self, process: Process) -> None:
+        world = self._world
+        around = world.surroundings(process, CORE)
+        clock, ids = SimClock(process), SimIds(f"{world.plan.seed}-{process.name}")
+        bus = SimBus(world.broker, world.questions, around, clock, ids)
+        wake = Wake()
+        bus.listen(subjects.HINT, lambda _subject, _headers, _data: wake.notify())
+        relay = Relay(
+            SimLog(world.log, around, lambda: None), RelayEnd(world.events, around), wake, poll_s=RELAY_POLL_S
+        )
+        await relay.run()

@@ -1,0 +1,103 @@
+"""Runs worlds: one at a time in a virtual loop of its own, from a plan to its outcome."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torpor_simulation.history import Violation
+from torpor_simulation.loop import Deadlock, TooManySteps, VirtualLoop
+from torpor_simulation.plan import Plan
+from torpor_simulation.world import World, scratch_directory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one world. `digest` is that of its trace: the same seed always gives the same."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    digest: str
+    events: int
+    points: int
+    steps: int
+    virtual_s: float
+    wall_s: float
+
+
+def run_world(
+    plan: Plan, show: Callable[[str], None] | None = None, prepare: Callable[[World], None] | None = None
+) -> Outcome:
+    """Run one world to its end. `prepare` may change it before it begins."""
+    began_s = time.perf_counter()
+    loop = VirtualLoop(plan.seed)
+    worlds: list[World] = []
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        scratch = scratch_directory(stack)
+
+        async def live() -> None:
+            world = World(plan, scratch, show)
+            worlds.append(world)
+            if prepare is not None:
+                prepare(world)
+            await world.run()
+
+        ended: list[Violation] = []
+        try:
+            loop.run_until_complete(live())
+        except (Deadlock, TooManySteps) as error:
+            ended.append(Violation(type(error).__name__.lower(), str(error)))
+        finally:
+            _end(loop)
+    (world,) = worlds
+    return Outcome(
+        seed=plan.seed,
+        violations=(*world.violations, *ended, *_unhandled(loop)),
+        digest=world.trace.digest(),
+        events=len(world.log.rows),
+        points=world.faults.passed,
+        steps=loop.steps,
+        virtual_s=loop.time(),
+        wall_s=time.perf_counter() - began_s,
+    )
+
+
+def _end(loop: VirtualLoop) -> None:
+    """Let every task that is left see its cancellation, then close the loop."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    with contextlib.suppress(Deadlock, TooManySteps, asyncio.CancelledError):
+        if left:
+            loop.run_until_complete(_ended(left))
+    loop.close()
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks, timeout=1.0)
+
+
+def _unhandled(loop: VirtualLoop) -> Iterator[Violation]:
+    for context in loop.unhandled:
+        error = context.get("exception")
+        yield Violation("unhandled", f"{context.get('message')}: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No logging, and no collector of garbage in the middle of a world: it would run finalizers at odd moments."""
+    logging.disable(logging.CRITICAL)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        logging.disable(logging.NOTSET)
