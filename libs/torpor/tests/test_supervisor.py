@@ -21,6 +21,13 @@ import json, sys
 for step in ("configured", "streams", "ready"):
     print(json.dumps({"step": step, "ready_s": 0.1}), flush=True)
 """
+STARTING = """
+import json, signal
+for step in ("configured", "streams"):
+    print(json.dumps({"step": step}), flush=True)
+signal.pause()
+"""
+DYING = "import sys; sys.exit('beta: out of ink')"
 STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
 )
@@ -94,13 +101,23 @@ def test_a_killed_service_is_started_again_and_its_end_is_on_record(start: Calla
     assert [entry["process"] for entry in recorded] == ["alpha"]
 
 
+def test_a_service_that_never_stays_up_fails_the_start_with_its_last_words(start: Callable[..., Whole]) -> None:
+    whole = start(prepare=STARTING, alpha=FOR_EVER, beta=DYING)
+    said = whole.until("error")
+    assert said["code"] == "service-ended"
+    assert "out of ink" in said["message"]
+    assert whole.process.wait(20) == 1
+
+
 def test_a_service_that_ends_again_and_again_is_given_up_with_everything(start: Callable[..., Whole]) -> None:
-    whole = start(alpha=FOR_EVER, beta="import sys; sys.exit('beta: out of ink')")
+    whole = start(alpha=FOR_EVER, beta=FOR_EVER.replace("signal.pause()", "signal.sigtimedwait([signal.SIGUSR1], 0.3)"))
+    whole.until("ready")
+    alpha = whole.process_named("alpha")
     ends = [whole.until("ended") for _ in range(5)]
     assert [end["ends_in_a_row"] for end in ends] == [1, 2, 3, 4, 5]
     assert ends[-1]["again_in_s"] is None
     assert whole.process.wait(20) == 1
-    assert "out of ink" in (whole.data.logs / "beta.log").read_text()
+    assert not is_running(alpha.pid, alpha.started_ticks)
 
 
 def test_killing_the_supervisor_takes_everything_along(start: Callable[..., Whole]) -> None:

@@ -1,13 +1,12 @@
 """What this machine can run, and what to do about what it cannot; looks, and changes nothing."""
 
-import asyncio
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -139,15 +138,9 @@ async def _postgres() -> Finding:
 async def _drivers() -> list[Finding]:
     from torpor_vm_host.drivers import probe_all  # noqa: PLC0415  (heavy)
 
-    probes: Any = await asyncio.to_thread(lambda: asyncio.run(probe_all()))
     return [
-        Finding(
-            name=f"driver {probe.name}",
-            state="ok" if probe.usable else "absent",
-            detail=probe.detail,
-            advice=probe.advice,
-        )
-        for probe in probes
+        Finding(name=f"driver {name}", state="ok" if found.ok else "absent", detail=found.reason, advice=found.advice)
+        for name, found in (await probe_all()).items()
     ]
 
 

@@ -44,8 +44,6 @@ class Connection:
         self.tenant = tenant
         self._link = link
         self._bus = NatsBus(link, SystemClock())
-        self._on_reconnect: set[Callable[[], None]] = set()
-        link.on_reconnect(self._reconnected)
 
     @classmethod
     async def open(cls, endpoint: Endpoint, timeout_s: float) -> "Connection":
@@ -58,17 +56,12 @@ class Connection:
         """Close; what was published is sent first."""
         await self._link.close()
 
-    async def _reconnected(self) -> None:
-        for notify in tuple(self._on_reconnect):
-            notify()
-
     def tell_reconnects(self, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` after each reconnect, until the function returned is called.
 
         Whoever follows something live must then look for what was missed.
         """
-        self._on_reconnect.add(notify)
-        return lambda: self._on_reconnect.discard(notify)
+        return self._link.on_reconnect(notify)
 
     def inbox(self) -> str:
         """A fresh subject on which only we can be reached."""

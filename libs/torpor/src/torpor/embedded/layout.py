@@ -75,11 +75,6 @@ class DataDir:
         return self.root / "heads"
 
     @property
-    def checkpoints(self) -> Path:
-        """The snapshot store."""
-        return self.root / "checkpoints"
-
-    @property
-    def machines(self) -> Path:
-        """The machines of the simulated driver, one file each."""
-        return self.root / "machines"
+    def chunks(self) -> Path:
+        """Where the parts of checkpoints are kept."""
+        return self.root / "chunks"

@@ -29,9 +29,9 @@ def is_running(pid: int, ticks: int) -> bool:
     return started_ticks(pid) == ticks
 
 
-def own_age_s() -> float:
-    """Seconds since this process was started by the user; an exec keeps the count."""
-    ticks = started_ticks(os.getpid())
+def age_s(pid: int) -> float:
+    """Seconds since a process was started; an exec keeps the count."""
+    ticks = started_ticks(pid)
     uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     return uptime_s - (ticks or 0) / TICKS_PER_S
 

@@ -60,7 +60,7 @@ def _said_well(data: DataDir) -> Iterator[None]:
 
 
 def _make(data: DataDir) -> None:
-    for directory in (data.root, data.logs, data.views, data.nats, data.keys, data.heads, data.checkpoints):
+    for directory in (data.root, data.logs, data.views, data.nats, data.keys, data.heads, data.chunks):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     probe = data.root / ".writable"
     probe.write_bytes(b"x")
@@ -99,7 +99,12 @@ class _Whole:
         self._port = port
 
     def preparation(self) -> ProcessSpec:
-        options = {"data_dir": str(self._data.root), "driver": self._driver, "nats_port": self._port}
+        options = {
+            "data_dir": str(self._data.root),
+            "driver": self._driver,
+            "nats_port": self._port,
+            "supervisor_pid": os.getpid(),
+        }
         return self._spec("prepare", [sys.executable, "-m", "torpor.embedded.preparing", json.dumps(options)], {})
 
     def arrange(self, run: Run, told: dict[str, Any]) -> tuple[ProcessSpec, list[ProcessSpec]]:

@@ -24,6 +24,8 @@ from torpor.embedded.supervised import ProcessSpec, Supervised
 from torpor.errors import CannotStart
 
 START_DEADLINE_S: Final = 60.0
+START_ENDS_MAX: Final = 4
+"""How often a process may end before the whole was ready; then the start has failed."""
 STOP_PATIENCE_S: Final = 8.0
 """How long a process may take to stop by itself before it is killed."""
 TRIM_EVERY_S: Final = 30.0
@@ -85,7 +87,8 @@ class Supervisor:
                 preparing.wait()
             self._stop_all()
             runfile.remove(self._data)
-            self._console.say("stopped", "torpor up: stopped; the sessions stay", data_dir=str(self._data.root))
+            if self._stop_asked:
+                self._console.say("stopped", "torpor up: stopped; the sessions stay", data_dir=str(self._data.root))
 
     def _noted(self, number: int, _frame: object) -> None:
         if number in _STOP_SIGNALS:
@@ -138,6 +141,8 @@ class Supervisor:
             if code is not None:
                 changed = True
                 self._has_ended(supervised, code)
+                if not self._ready and supervised.state.failures >= START_ENDS_MAX:
+                    raise self._does_not_start(supervised)
                 if supervised.state.due_at_s is None:
                     return True
         now_s = time.monotonic()
@@ -267,6 +272,13 @@ class Supervisor:
     def _preparation_died(self) -> CannotStart:
         last = " / ".join(log_files.last_lines(self._preparation.log, 2)) or "it said nothing"
         return CannotStart("cannot-start", f"preparing the whole failed: {last}", f"see {self._preparation.log}")
+
+    def _does_not_start(self, supervised: Supervised) -> CannotStart:
+        last = log_files.last_lines(supervised.spec.log, 1)
+        said = f"; its last words: {last[0][:300]}" if last else ""
+        return CannotStart(
+            "service-ended", f"{supervised.spec.name} does not start{said}", f"see {supervised.spec.log}"
+        )
 
     def _not_ready(self) -> CannotStart:
         down = [s.spec.name for s in self._wanted if s.running is None]

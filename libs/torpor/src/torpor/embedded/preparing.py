@@ -1,0 +1,112 @@
+"""What a start needs heavy libraries for, in a process that is gone once the whole is ready.
+
+`python -m torpor.embedded.preparing OPTIONS` writes keys and the server's configuration, makes the streams, and waits
+until everything answers. Each step is told to the supervisor as one JSON object on standard output.
+"""
+
+import asyncio
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from torpor.embedded.answering import operator, until_ready
+from torpor.embedded.layout import DataDir
+from torpor.embedded.process_table import age_s
+from torpor.embedded.settings import services_of
+from torpor_contracts.errors import Rejected, TorporError
+from torpor_messaging.nats_config import ADMIN, OPERATOR, Configuration, ServerSettings, write_configuration
+from torpor_messaging.nats_link import Identity, Link
+from torpor_messaging.streams import create_all
+
+TENANT: Final = "default"
+CONNECT_TIMEOUT_S: Final = 20.0
+READY_TIMEOUT_S: Final = 55.0
+_OUTPUT_BYTES_MAX: Final = 1024 * 1024 * 1024
+_OUTPUT_BYTES_MIN: Final = 64 * 1024 * 1024
+
+
+def tell(step: str, **details: Any) -> None:
+    """One step for the supervisor."""
+    sys.stdout.write(json.dumps({"step": step, **details}) + "\n")
+    sys.stdout.flush()
+
+
+async def prepare(data: DataDir, driver: str, port: int, supervisor_pid: int) -> None:
+    """All steps in order; raises a `TorporError` when one cannot be done."""
+    chosen = await choose_driver(driver)
+    url = f"nats://127.0.0.1:{port}"
+    settings = ServerSettings(store_dir=data.nats / "store", port=port, name="torpor-embedded")
+    written = write_configuration(data.nats, settings, tenants=(TENANT,), keys=data.keys)
+    tell(
+        "configured",
+        nats_url=url,
+        nats_config=str(written.server),
+        driver=chosen,
+        log_dsn=f"sqlite:///{data.log_database}",
+        client_seed_file=str(written.seeds[f"tenant-{TENANT}"]),
+        operator_seed_file=str(written.seeds[OPERATOR]),
+        admin_seed_file=str(written.seeds[ADMIN]),
+        services=services_of(data, url, written.seeds, chosen),
+    )
+    await _make_streams(data, url, written)
+    tell("streams")
+    link = await Link.open(url, operator(written.seeds[OPERATOR]), timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        missing = await until_ready(link, list(services_of(data, url, written.seeds, chosen)), READY_TIMEOUT_S)
+    finally:
+        await link.close()
+    if missing:
+        raise Rejected("not-ready", f"these do not answer: {', '.join(missing)}", f"see {data.logs}")
+    tell("ready", ready_s=age_s(supervisor_pid))
+
+
+async def _make_streams(data: DataDir, url: str, written: Configuration) -> None:
+    admin = Identity(ADMIN, f"_INBOX.system.{ADMIN}", written.seeds[ADMIN])
+    link = await Link.open(url, admin, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        # The server sets aside what a stream may grow to: a small disk gets a small one.
+        free = shutil.disk_usage(data.root).free
+        await create_all(link, output_bytes_max=max(_OUTPUT_BYTES_MIN, min(_OUTPUT_BYTES_MAX, free // 8)))
+    finally:
+        await link.close()
+
+
+async def choose_driver(wanted: str) -> str:
+    """The driver to use: the one wanted, if it works here; for `auto` the best that does."""
+    from torpor_vm_host.drivers import AUTO, probe_all  # noqa: PLC0415  (heavy; told as any other error)
+
+    found = await probe_all()
+    usable = [name for name, availability in found.items() if availability.ok]
+    if wanted == AUTO and usable:
+        return usable[0]
+    if wanted in usable:
+        return wanted
+    if wanted not in found:
+        raise Rejected("driver-unknown", f"no driver {wanted!r} works here", f"choose one of {', '.join(usable)}")
+    why = found[wanted]
+    raise Rejected("driver-unavailable", f"the driver {wanted} cannot be used: {why.reason}", why.advice)
+
+
+def main() -> int:
+    """Read the options, prepare, tell; the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    options = json.loads(sys.argv[1])
+    data = DataDir(Path(options["data_dir"]))
+    try:
+        asyncio.run(prepare(data, options["driver"], int(options["nats_port"]), int(options["supervisor_pid"])))
+    except TorporError as error:
+        tell(
+            "refused",
+            code=str(getattr(error, "code", "cannot-start")),
+            message=str(getattr(error, "message", error)),
+            advice=str(getattr(error, "advice", f"see {data.logs}")),
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
