@@ -1,4 +1,4 @@
-"""Load, fold, decide, append: the one way a service turns a command into events, with bounded retries of a lost race."""
+"""Load, fold, decide, append: the one way a service turns a command into events; a lost race is decided again."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,29 @@ class Cause(Protocol):
     """What a commit records of the command behind it (`torpor_messaging.service.Incoming` is one)."""
 
     @property
-    def tenant_id(self) -> TenantId: ...
+    def tenant_id(self) -> TenantId:
+        """Whose events they are."""
+        ...
+
     @property
-    def command_id(self) -> CommandId: ...
+    def command_id(self) -> CommandId:
+        """What the receipt is known by."""
+        ...
+
     @property
-    def causation_id(self) -> str: ...
+    def causation_id(self) -> str:
+        """What led to it."""
+        ...
+
     @property
-    def correlation_id(self) -> str: ...
+    def correlation_id(self) -> str:
+        """The goal it serves."""
+        ...
+
     @property
-    def request_digest(self) -> bytes: ...
+    def request_digest(self) -> bytes:
+        """SHA-256 of the request."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -77,26 +91,41 @@ class Decisions(Generic[State]):
     ) -> Receipt | None:
         """Decide and append; the receipt of the events, or None when `decide` found nothing to record.
 
-        A command already in the log answers its first receipt and is not decided again. `Rejected` from `decide` passes.
+        A command already in the log answers its first receipt and is not decided again. What `decide` raises passes.
+        """
+
+        def on_one(states: Mapping[str, State]) -> list[tuple[str, msgspec.Struct]]:
+            return [(stream, event) for event in decide(states[stream])]
+
+        return await self.execute_across(cause, [stream], on_one)
+
+    async def execute_across(
+        self,
+        cause: Cause,
+        streams: Sequence[str],
+        decide: Callable[[Mapping[str, State]], Sequence[tuple[str, msgspec.Struct]]],
+    ) -> Receipt | None:
+        """Decide on several streams of this kind together; `decide` answers events with the streams they go to.
+
+        The first event's stream is the command's own. A stream that was only read may change meanwhile: what must
+        not, is written to.
         """
         known = await self._known(cause)
         if known is not None:
             return known
         for _ in range(RACES_MAX):
-            state, version = await self.fold(stream)
-            events = decide(state)
+            folded = {stream: await self.fold(stream) for stream in streams}
+            events = decide({stream: state for stream, (state, _) in folded.items()})
             if not events:
                 return None
+            expected = {stream: folded[stream][1] for stream, _ in events}
             try:
-                receipt = await self._log.append(self._commit(cause, {stream: version}, [(stream, e) for e in events]))
+                # Not folded into what is kept: the receipt may be that of another replica, whose events the log has.
+                return await self._log.append(self._commit(cause, expected, events))
             except VersionConflict:
                 continue
-            if receipt.version == version + len(events):
-                for event in events:
-                    state = self._evolve(state, event)
-                self._keep(stream, state, receipt.version)
-            return receipt
-        raise Transient(f"stream {stream} is being written by others; {RACES_MAX} races lost", retry_after_s=0.2)
+        named = ", ".join(streams)
+        raise Transient(f"stream {named} is being written by others; {RACES_MAX} races lost", retry_after_s=0.2)
 
     async def _known(self, cause: Cause) -> Receipt | None:
         receipt = await self._log.receipt(cause.command_id)
