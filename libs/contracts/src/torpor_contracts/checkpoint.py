@@ -92,3 +92,52 @@ class CheckpointFreed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint
 CheckpointEvent = (
     CheckpointRecorded | CheckpointReferenced | CheckpointUnreferenced | CheckpointFreeStarted | CheckpointFreed
 )
+
+# --- queries: qry.<tenant>.snapshot-store.<type>.<target> ------------------------------------------------------
+
+
+class CheckpointQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`checkpoint`: the one that is the target. `at_least`: wait until the view has come to that position."""
+
+    at_least: int = 0
+
+
+class CheckpointsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`checkpoints`: those of the session that is the target (`-`: of the tenant).
+
+    `after` is the `next` of the page before.
+    """
+
+    after: str | None = None
+    limit: int = 200
+    at_least: int = 0
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint. `pinned_by` says what keeps it from being freed; `position` is that of its last event.
+
+    `size_bytes` is the sum of its parts, `stored_bytes` what of them no checkpoint held before.
+    """
+
+    checkpoint_id: CheckpointId
+    tenant_id: TenantId
+    session_id: SessionId
+    incarnation: int
+    parent_id: CheckpointId | None
+    fingerprint: str
+    state: Literal["kept", "freeing", "freed"]
+    size_bytes: int
+    stored_bytes: int
+    parts: list[CheckpointPart]
+    pinned_by: list[str]
+    recorded_at: datetime
+    freed_at: datetime | None
+    position: int
+
+
+class CheckpointsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of checkpoints, derived from the log up to `position`; `next` asks for the page after, None ends."""
+
+    position: int
+    checkpoints: list[CheckpointView]
+    next: str | None
