@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from torpor_billing import assembly as billing
 from torpor_billing.settings import BillingSettings
+from torpor_contracts.host import HostCapacity
 from torpor_eventlog.feeds import SharedFeed
 from torpor_eventlog.following import Wake
 from torpor_eventlog.healing import HealingFeed
@@ -24,10 +25,13 @@ from torpor_simulation.bus import SimBus
 from torpor_simulation.carrying import ReaderEnd, RelayEnd
 from torpor_simulation.clock import SimClock, SimIds
 from torpor_simulation.hosting import Hosting
+from torpor_simulation.hypervisor import FaultyChunks, FaultyDriver, Host, HostWorkspace
 from torpor_simulation.log import SimLog
 from torpor_simulation.process import Process
 from torpor_simulation.programs import Main, Program
 from torpor_simulation.views import SimViews
+from torpor_vm_host import assembly as vm_host
+from torpor_vm_host.settings import VmHostSettings
 
 if TYPE_CHECKING:
     from torpor_simulation.world import World
@@ -52,6 +56,17 @@ SCHEDULER: Final = SchedulerSettings.model_validate(
         "suspend_backoff_s_max": 20.0,
     }
 )
+VM_HOST: Final = {
+    "heartbeat_s": 2.0,
+    "look_every_s": 2.0,
+    "claim_s_max": 40.0,
+    "driver_look_s": 5.0,
+    "driver_start_s": 10.0,
+    "driver_checkpoint_s": 10.0,
+    "driver_destroy_s": 5.0,
+    "exec_grace_s": 10.0,
+}
+CAPACITY: Final = HostCapacity(vcpus=3, memory_mib=1024, disk_mib=4096, vms_max=3)
 BILLING: Final = BillingSettings()
 REAPER: Final = ReaperSettings(grace_s=6.0, notice_s=3.0, backoff_s=4.0, backoff_s_max=16.0, deadline_s=200.0)
 
@@ -74,17 +89,19 @@ class Fleet:
             "billing": Kind("billing", lambda ports: billing.build(BILLING, ports)),
             "reaper": Kind("reaper", lambda ports: reaper.build(REAPER, ports)),
         }
-        self.views = {name: MemoryViewStore() for name in self.kinds}
+        self.views = {name: MemoryViewStore() for name in (*self.kinds, *world.hosts)}
         self._built: dict[str, Service] = {}
         self._starts = 0
 
     def programs(self) -> list[Program]:
         """All programs, in the order in which they are started."""
-        replicas = {"scheduler": self._world.plan.schedulers}
+        world = self._world
+        replicas = {"scheduler": world.plan.schedulers}
         programs = [Program("log-relay", CORE, self._relay)]
         for name, kind in self.kinds.items():
             main = self._main(kind)
             programs += [Program(f"{name}-{number + 1}", CORE, main) for number in range(replicas.get(name, 1))]
+        programs += [Program(f"vm-{host_id}", host_id, self._vm_host(host)) for host_id, host in world.hosts.items()]
         return programs
 
     def projections(self) -> Iterator[tuple[str, ViewStore, Sequence[Projection]]]:
@@ -127,6 +144,21 @@ class Fleet:
         async def main(process: Process) -> None:
             ports, hosting = self.ports(process, CORE, self.views[kind.name])
             service = self._built[kind.name] = kind.build(ports)
+            await hosting.run(service)
+
+        return main
+
+    def _vm_host(self, host: Host) -> Main:
+        settings = VmHostSettings.model_validate({**VM_HOST, "host_id": host.host_id})
+
+        async def main(process: Process) -> None:
+            ports, hosting = self.ports(process, host.host_id, self.views[host.host_id])
+            faults = self._world.plan.driver
+            driver = FaultyDriver(host, ports.clock, hosting.around, faults, CAPACITY)
+            parts = await vm_host.machinery(
+                settings, driver, HostWorkspace(host, process), FaultyChunks(self._world.chunks, hosting.around, faults)
+            )
+            service = self._built[host.host_id] = vm_host.build(settings, ports, parts)
             await hosting.run(service)
 
         return main
