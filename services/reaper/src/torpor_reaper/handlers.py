@@ -40,6 +40,8 @@ from torpor_reaper.projections import MACHINES, PAGE, MachineRow, proposal_of
 HOSTS_MAX: Final = 10_000
 """Hosts remembered; the one heard longest ago is forgotten first."""
 
+VM_PREFIX: Final = "vm-"
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -142,10 +144,10 @@ class Heartbeats:
         wanted = {(seen.vm_id, True) for seen in doubtful} | {(vm_id, False) for vm_id in missing}
         now_s = self._clock.monotonic_s()
         host.noticed = {key: host.noticed.get(key, now_s) for key in wanted}
-        host.oddities = [_illegal(heartbeat.host_id, seen) for seen in doubtful if not is_token(stream_of(seen.vm_id))]
+        host.oddities = [_illegal(heartbeat.host_id, seen) for seen in doubtful if not _is_machine_id(seen.vm_id)]
         for seen in doubtful:
             ripe = now_s - host.noticed[seen.vm_id, True] >= self._notice_s
-            if ripe and is_token(stream_of(seen.vm_id)) and self._due(candidates.get(seen.vm_id), heartbeat):
+            if ripe and _is_machine_id(seen.vm_id) and self._due(candidates.get(seen.vm_id), heartbeat):
                 await self._look_at_seen(heartbeat, host, seen.vm_id)
         for vm_id in sorted(missing):
             ripe = now_s - host.noticed[vm_id, False] >= self._notice_s
@@ -241,8 +243,13 @@ def stream_of(vm_id: VmId) -> str:
     return f"cleanup-{vm_id}"
 
 
+def _is_machine_id(vm_id: VmId) -> bool:
+    """Whether the log may have a stream of this machine: all streams share one name space, and ids have prefixes."""
+    return vm_id.startswith(VM_PREFIX) and is_token(stream_of(vm_id))
+
+
 def _illegal(host_id: HostId, seen: VmObservation) -> Oddity:
-    evidence = f"{seen.vm_id[:80]!r} is no id of ours: no command can name it"
+    evidence = f"{seen.vm_id[:80]!r} is no machine's id: no command can name it"
     return Oddity(
         vm_id=seen.vm_id, host_id=host_id, found=Nobodys(reason="unclaimed", evidence=evidence, position=None)
     )
