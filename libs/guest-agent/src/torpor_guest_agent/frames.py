@@ -1,0 +1,69 @@
+"""Frames on the channel between host and guest: zero-terminated, so that a half frame never costs more than itself.
+
+A frame is a JSON header, a newline and a body of any bytes, escaped so that no zero byte is in it, and then one zero
+byte. A checkpoint may be taken in the middle of a frame: whoever speaks next starts with a zero byte, and the half frame
+before it is dropped. Escapes: 0x00 is written 0x01 0x01, and 0x01 is written 0x01 0x02.
+"""
+
+import json
+from typing import Any, Final, NamedTuple
+
+FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Longest escaped frame that is read; a longer one is dropped as nonsense."""
+BODY_BYTES_MAX: Final = 256 * 1024
+"""Longest body that is sent in one frame."""
+
+
+class Frame(NamedTuple):
+    """One message: a JSON object and the bytes that go with it."""
+
+    header: dict[str, Any]
+    body: bytes = b""
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame as it travels, its terminating zero byte included."""
+    plain = json.dumps(frame.header, separators=(",", ":")).encode() + b"\n" + frame.body
+    return plain.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
+
+
+def decode(escaped: bytes) -> Frame | None:
+    """The frame between two zero bytes, or None if that is not one (what was cut off by a checkpoint is not)."""
+    plain = escaped.replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01")
+    header, newline, body = plain.partition(b"\n")
+    if not newline:
+        return None
+    try:
+        decoded = json.loads(header)
+    except ValueError:
+        return None
+    return Frame(decoded, body) if isinstance(decoded, dict) else None
+
+
+class Frames:
+    """Takes bytes as they arrive and gives the whole frames among them; memory is bounded by `FRAME_BYTES_MAX`."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.dropped = 0
+        """How many pieces between zero bytes were no frames."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes."""
+        *whole, rest = data.split(b"\x00")
+        found: list[Frame] = []
+        for piece in whole:
+            escaped = b"".join([*self._parts, piece])
+            self._parts, self._size = [], 0
+            if not escaped:
+                continue
+            frame = decode(escaped) if len(escaped) <= FRAME_BYTES_MAX else None
+            if frame is None:
+                self.dropped += 1
+            else:
+                found.append(frame)
+        if rest and self._size <= FRAME_BYTES_MAX:
+            self._parts.append(rest)
+            self._size += len(rest)
+        return found

@@ -1,0 +1,85 @@
+"""Watches of directories: the kernel's inotify, turned into events for the host."""
+
+import ctypes
+import os
+import struct
+from typing import Any, Final
+
+from torpor_guest_agent.files import refusal
+from torpor_guest_agent.frames import Frame
+from torpor_guest_agent.loop import Loop
+from torpor_guest_agent.programs import Refused
+
+WATCHES_MAX: Final = 1024
+EVENT_HEADER: Final = struct.Struct("iIII")
+IN_Q_OVERFLOW: Final = 0x4000
+IN_IGNORED: Final = 0x8000
+KINDS: Final = {0x2: "modified", 0x8: "written", 0x40: "moved-from", 0x80: "moved-to", 0x100: "made", 0x200: "removed"}
+MASK: Final = sum(KINDS)
+
+
+class Watches:
+    """Directories the host wants to hear of; each watch has the id the host gave it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor: int | None = None
+        self._ids: dict[int, str] = {}
+
+    def add(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Watch the directory `path` (not what is below its directories) under the id `watch`."""
+        if len(self._ids) >= WATCHES_MAX:
+            raise Refused("too-many-watches", f"at most {WATCHES_MAX} watches")
+        if self._descriptor is None:
+            self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._loop.watch(self._descriptor, self._read)
+        path = str(request["path"]).encode(errors="surrogateescape")
+        number = self._libc.inotify_add_watch(self._descriptor, path, MASK)
+        if number < 0:
+            code = ctypes.get_errno()
+            raise refusal(OSError(code, os.strerror(code), request["path"]))
+        self._ids[number] = str(request["watch"])
+        return {}
+
+    def remove(self, request: dict[str, Any]) -> dict[str, Any]:
+        """End a watch; one that is not there is fine."""
+        for number, name in list(self._ids.items()):
+            if name == request["watch"]:
+                self._libc.inotify_rm_watch(self._descriptor, number)
+                del self._ids[number]
+        return {}
+
+    def clear(self) -> None:
+        """End all watches: the host that asked for them is gone."""
+        for name in list(self._ids.values()):
+            self.remove({"watch": name})
+
+    def _read(self) -> None:
+        assert self._descriptor is not None
+        try:
+            data = os.read(self._descriptor, 64 * 1024)
+        except BlockingIOError:
+            return
+        at = 0
+        while at + EVENT_HEADER.size <= len(data):
+            number, mask, _, length = EVENT_HEADER.unpack_from(data, at)
+            name = data[at + EVENT_HEADER.size : at + EVENT_HEADER.size + length].rstrip(b"\0")
+            at += EVENT_HEADER.size + length
+            self._tell(number, mask, name)
+
+    def _tell(self, number: int, mask: int, name: bytes) -> None:
+        if mask & IN_Q_OVERFLOW:
+            for watch in self._ids.values():
+                self._loop.send(Frame({"event": "watch", "watch": watch, "kind": "overflow", "name": ""}))
+        watch_id = self._ids.get(number)
+        if watch_id is None:
+            return
+        if mask & IN_IGNORED:
+            del self._ids[number]
+            self._loop.send(Frame({"event": "watch", "watch": watch_id, "kind": "gone", "name": ""}))
+            return
+        text = name.decode(errors="surrogateescape")
+        for bit, kind in KINDS.items():
+            if mask & bit:
+                self._loop.send(Frame({"event": "watch", "watch": watch_id, "kind": kind, "name": text}))

@@ -1,0 +1,53 @@
+"""The device state of a checkpoint: made loadable on its own, and bound to the memory and disk it belongs to."""
+
+from typing import Final
+
+import msgspec
+
+MACHINE: Final = b"microvm"
+SECTION_CONFIGURATION: Final = b"\x07"
+HEADER_BYTES: Final = 8
+"""The magic `QEVM` and the version of a QEMU state stream."""
+MAGIC: Final = b"TORPORDV"
+LENGTH_BYTES: Final = 4
+BINDING_BYTES_MAX: Final = 64 * 1024
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device state goes with; digests are SHA-256 in hex."""
+
+    fingerprint: str
+    template_key: str
+    memory_digest: str
+    disk_digest: str
+    state_digest: str
+
+
+def loadable(state: bytes) -> bytes:
+    """The output of `xen-save-devices-state` with the configuration section that `migrate-incoming` asks for.
+
+    That command leaves the section out (QEMU: migration/savevm.c, qmp_xen_save_devices_state); it is one type byte,
+    the length of the machine's name as a big-endian u32, and the name.
+    """
+    if state[:4] != b"QEVM" or len(state) <= HEADER_BYTES:
+        raise ValueError("this is no QEMU device state")
+    section = SECTION_CONFIGURATION + len(MACHINE).to_bytes(4, "big") + MACHINE
+    return state[:HEADER_BYTES] + section + state[HEADER_BYTES:]
+
+
+def bound(state: bytes, binding: Binding) -> bytes:
+    """A checkpoint's devices part: the binding, then the state."""
+    head = msgspec.json.encode(binding)
+    return MAGIC + len(head).to_bytes(LENGTH_BYTES, "big") + head + state
+
+
+def unbound(part: bytes) -> tuple[Binding, bytes]:
+    """The binding and the state of a devices part; `ValueError` when it is none."""
+    at = len(MAGIC) + LENGTH_BYTES
+    length = int.from_bytes(part[len(MAGIC) : at], "big")
+    if part[: len(MAGIC)] != MAGIC or length > BINDING_BYTES_MAX:
+        raise ValueError("this is no device state of a checkpoint")
+    try:
+        return msgspec.json.decode(part[at : at + length], type=Binding), part[at + length :]
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the binding of the device state cannot be read: {error}") from error

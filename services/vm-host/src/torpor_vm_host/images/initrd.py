@@ -1,0 +1,90 @@
+"""The guest's initial RAM disk: the virtio modules of Debian's kernel, and the hand-over to the root file system."""
+
+import gzip
+import io
+import lzma
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from torpor_contracts.errors import Rejected
+
+MODULES: Final = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio-rng")
+"""What the guest's devices need; their dependencies are loaded first, what the kernel has built in is left out."""
+
+INIT: Final = """#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t proc proc /proc
+$b mount -t sysfs sysfs /sys
+$b mount -t devtmpfs dev /dev
+exec < /dev/console > /dev/console 2>&1
+for m in {modules}; do $b insmod /modules/$m.ko; done
+i=0
+while [ ! -b /dev/vda ] && [ $i -lt 2000 ]; do $b usleep 5000; i=$((i+1)); done
+$b mount -t ext4 -o rw,noatime /dev/vda /root || $b echo "torpor: there is no root file system"
+for d in proc sys dev; do $b mount --move /$d /root/$d; done
+exec $b switch_root /root /usr/lib/torpor/agent
+"""
+
+
+def _entry(name: str, mode: int, data: bytes, number: int) -> bytes:
+    """One entry of a "newc" cpio archive (kernel: Documentation/driver-api/early-userspace/buffer-format.rst)."""
+    path = name.encode() + b"\0"
+    fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+    header = b"070701" + b"".join(b"%08X" % field for field in fields)
+    return _padded(header + path) + _padded(data)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)
+
+
+def _archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
+    out = io.BytesIO()
+    for number, (name, mode, data) in enumerate(entries, 1):
+        out.write(_entry(name, mode, data, number))
+    out.write(_entry("TRAILER!!!", 0, b"", 0))
+    return out.getvalue()
+
+
+def _depends(module: bytes) -> list[str]:
+    """The modules a module names in its `.modinfo` as loaded before it."""
+    match = re.search(rb"\0depends=([^\0]*)\0", module)
+    return [name for name in match[1].decode().split(",") if name] if match else []
+
+
+def find_modules(kernel_tree: Path) -> dict[str, bytes]:
+    """The modules an initrd needs, uncompressed, in the order they must be loaded."""
+    there = {
+        path.name.partition(".ko")[0].replace("-", "_"): path for path in sorted(kernel_tree.rglob("kernel/**/*.ko*"))
+    }
+    found: dict[str, bytes] = {}
+
+    def add(name: str) -> None:
+        path = there.get(name.replace("-", "_"))
+        if path is None or path.name.partition(".ko")[0] in found:
+            return
+        data = path.read_bytes()
+        data = lzma.decompress(data) if path.suffix == ".xz" else data
+        for before in _depends(data):
+            add(before)
+        found[path.name.partition(".ko")[0]] = data
+
+    for name in MODULES:
+        add(name)
+    return found
+
+
+def build_initrd(kernel_tree: Path, busybox: Path) -> bytes:
+    """A gzip-compressed initrd for the kernel unpacked below `kernel_tree`."""
+    modules = find_modules(kernel_tree)
+    if not busybox.is_file():
+        raise Rejected("image-build-failed", f"there is no {busybox}", "report this: the package busybox-static changed")
+    folder, executable, plain = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    entries = [(name, folder, b"") for name in ("bin", "proc", "sys", "dev", "root", "modules")]
+    entries.append(("init", executable, INIT.format(modules=" ".join(modules)).encode()))
+    entries.append(("bin/busybox", executable, busybox.read_bytes()))
+    entries.extend((f"modules/{name}.ko", plain, data) for name, data in modules.items())
+    return gzip.compress(_archive(entries), compresslevel=1, mtime=0)
