@@ -82,12 +82,12 @@ async def test_a_gap_is_filled_from_the_log(log: MemoryLog) -> None:
     assert damages == [("missing", 4)]
 
 
-@pytest.mark.parametrize("field", ["data", "stream", "tenant_id", "tag", "digest", "occurred_at_us"])
+@pytest.mark.parametrize("field", ["data", "stream", "tenant_id", "tag", "digest", "occurred_at_us", "version"])
 async def test_a_changed_message_is_replaced_from_the_log(log: MemoryLog, field: str) -> None:
     stream = await copies(log)
     row = stream[4].row
     assert row is not None
-    change = {"data": b"{}", "digest": bytes(32), "occurred_at_us": 1}.get(field, "changed")
+    change = {"data": b"{}", "digest": bytes(32), "occurred_at_us": 1, "version": -1}.get(field, "changed")
     stream[4] = Carried(5, msgspec.structs.replace(row, **{field: change}))
     rows, damages = await take(log, Messages(stream), 0, 10)
     assert rows == await log.read(0, 100)

@@ -1,6 +1,7 @@
 """Follows the log through a stream of copies of its rows; trusts none of them, and heals from the log itself."""
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final, Literal, NamedTuple, Protocol
@@ -41,6 +42,14 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     kind: Literal["missing", "changed", "misplaced", "unreadable", "duplicate", "extra"]
     detail: str
+
+
+def digest_fits(previous: bytes, row: Recorded) -> bool:
+    """Whether the row's digest follows from the digest before it and from its content, whatever that is."""
+    try:
+        return row.digest == row_digest(previous, row)
+    except (struct.error, ValueError, OverflowError, msgspec.MsgspecError):
+        return False  # its numbers or texts are none that a row of the log can have
 
 
 async def digest_at(log: EventLog, position: int) -> bytes:
@@ -142,7 +151,7 @@ class _Reader:
             yield rows
 
     def _fits(self, row: Recorded) -> bool:
-        return row.position == self._position + 1 and row.digest == row_digest(self._digest, row)
+        return row.position == self._position + 1 and digest_fits(self._digest, row)
 
     def _blame(self, damaged_at: int, sequence: int, row: Recorded | None) -> None:
         if self._position < sequence:

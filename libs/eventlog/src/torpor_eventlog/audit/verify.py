@@ -9,8 +9,8 @@ import msgspec
 from torpor_contracts.errors import TorporError
 from torpor_eventlog.audit.findings import READ_MAX, Finding, Findings, OnProgress, silent
 from torpor_eventlog.audit.stream import StoredStream
-from torpor_eventlog.canonical import NO_DIGEST, row_digest
-from torpor_eventlog.healing import Carried
+from torpor_eventlog.canonical import NO_DIGEST
+from torpor_eventlog.healing import Carried, digest_fits
 from torpor_eventlog.merkle import TILE_LEVELS, Frontier, inclusion_holds
 from torpor_eventlog.port import EventLog, Head, Recorded
 
@@ -128,7 +128,7 @@ async def _read(log: EventLog, position: int, goal: int, findings: Findings) -> 
 def _check_chain(rows: Sequence[Recorded], position: int, digest: bytes, findings: Findings) -> None:
     for row in rows:
         position += 1
-        if row.digest != row_digest(digest, row):
+        if not digest_fits(digest, row):
             findings.add("log", position, "changed", "its digest does not follow from the row before and its content")
         digest = row.digest
 
@@ -241,6 +241,6 @@ def _compare(rows: Sequence[Recorded], carried: Sequence[Carried], previous: byt
 
 def _difference(row: Recorded, copy: Recorded, previous: bytes) -> str:
     fields = ", ".join(field for field in _FIELDS if getattr(copy, field) != getattr(row, field))
-    if row_digest(previous, row) != row.digest and row_digest(previous, copy) == row.digest:
+    if copy.digest == row.digest and digest_fits(previous, copy) and not digest_fits(previous, row):
         return f"it differs from the log in {fields}; the digest says that the message is right and the log is not"
     return f"it differs from the log in {fields}"
