@@ -1,4 +1,4 @@
-"""What the log is measured against: the same load into a bare table, without expected versions, receipts or digests."""
+"""What the log is measured against: the same bytes in a bare table; no expected versions, receipts, chain or tree."""
 
 import asyncio
 import sqlite3
@@ -17,25 +17,29 @@ _SQLITE_TABLE: Final = """
     CREATE TABLE events (
         position INTEGER PRIMARY KEY, stream TEXT NOT NULL, version INTEGER NOT NULL, tag TEXT NOT NULL,
         data BLOB NOT NULL, occurred_at_us INTEGER NOT NULL, command_id TEXT NOT NULL, causation_id TEXT NOT NULL,
-        correlation_id TEXT NOT NULL, tenant_id TEXT NOT NULL, UNIQUE (stream, version)
+        correlation_id TEXT NOT NULL, tenant_id TEXT NOT NULL, digest BLOB NOT NULL, request_digest BLOB NOT NULL,
+        UNIQUE (stream, version)
     )
 """
 _SQLITE_INSERT: Final = """
-    INSERT INTO events
-        (stream, version, tag, data, occurred_at_us, command_id, causation_id, correlation_id, tenant_id)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO events (
+        stream, version, tag, data, occurred_at_us, command_id, causation_id, correlation_id, tenant_id,
+        digest, request_digest
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _POSTGRES_TABLE: Final = """
     CREATE TABLE events (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, stream text NOT NULL, version bigint NOT NULL,
         tag text NOT NULL, data bytea NOT NULL, occurred_at_us bigint NOT NULL, command_id text NOT NULL,
-        causation_id text NOT NULL, correlation_id text NOT NULL, tenant_id text NOT NULL, UNIQUE (stream, version)
+        causation_id text NOT NULL, correlation_id text NOT NULL, tenant_id text NOT NULL, digest bytea NOT NULL,
+        request_digest bytea NOT NULL, UNIQUE (stream, version)
     )
 """
 _POSTGRES_INSERT: Final = """
-    INSERT INTO events
-        (stream, version, tag, data, occurred_at_us, command_id, causation_id, correlation_id, tenant_id)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    INSERT INTO events (
+        stream, version, tag, data, occurred_at_us, command_id, causation_id, correlation_id, tenant_id,
+        digest, request_digest
+    ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 
 

@@ -21,8 +21,8 @@ Item = TypeVar("Item")
 WRITERS: Final = 256
 EVENTS_OF_A_SESSION: Final = 20
 
-BareRow = tuple[str, int, str, bytes, int, str, str, str, str]
-"""What a bare event table keeps of a commit: stream, version, tag, data, time and the four ids."""
+BareRow = tuple[str, int, str, bytes, int, str, str, str, str, bytes, bytes]
+"""The bytes that the log keeps of an event: stream, version, tag, data, time, four ids, and two digests' worth."""
 
 _NOW: Final = datetime(2026, 11, 30, 12, 0, 0, 123_456, tzinfo=UTC)
 _NUMBERS: Final = count()
@@ -46,7 +46,7 @@ def commits(per_writer: int) -> list[list[Commit]]:
 
 
 def bare_rows(load: Sequence[Sequence[Commit]]) -> list[list[BareRow]]:
-    """The same load for a table without digests, receipts and expected versions."""
+    """The same load for a table that only stores it; what stands for the row's own digest is never computed."""
     return [
         [
             (
@@ -59,6 +59,8 @@ def bare_rows(load: Sequence[Sequence[Commit]]) -> list[list[BareRow]]:
                 commit.causation_id,
                 commit.correlation_id,
                 commit.tenant_id,
+                commit.request_digest,
+                commit.request_digest,
             )
             for commit in writer
             for event in commit.events

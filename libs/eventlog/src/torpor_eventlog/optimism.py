@@ -8,6 +8,7 @@ from typing import Final
 
 from torpor_contracts.replies import Receipt
 from torpor_eventlog.planning import START, End, Known, Plan, Prepared
+from torpor_eventlog.port import Commit
 
 STREAMS_KEPT_MAX: Final = 8192
 """How many streams' versions are kept between batches."""
@@ -33,13 +34,12 @@ class Kept:
         sure: dict[str, int] = {}
         unsure: set[str] = set()
         for prepared in batch:
-            expected = prepared.commit.expected
-            written = expected if len(expected) == 1 else {event.stream for event in prepared.commit.events}
-            for stream, version in expected.items():
+            commit = prepared.commit
+            for stream, version in commit.expected.items():
                 known_version = kept.get(stream)
                 if known_version is not None:
                     sure[stream] = known_version
-                elif version != 0 or stream not in written:
+                elif version != 0 or not _writes(commit, stream):
                     unsure.add(stream)
         return sure, unsure
 
@@ -49,6 +49,10 @@ class Kept:
             self._versions.clear()
         self._versions.update(written.versions)
         self.end = written.end
+
+
+def _writes(commit: Commit, stream: str) -> bool:
+    return any(event.stream == stream for event in commit.events)
 
 
 def all_placed(planned: Plan) -> bool:

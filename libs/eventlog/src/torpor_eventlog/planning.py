@@ -123,28 +123,32 @@ def plan(batch: Iterable[Prepared], end: End, versions: Mapping[str, int], known
     digests: list[bytes] = []
     position, digest = end.position, end.digest
     for prepared in batch:
-        commit, tails, receipt_at = prepared.commit, prepared.tails, prepared.receipt_at
-        command_id = commit.command_id
+        commit = prepared.commit
+        command_id, receipt_at = commit.command_id, prepared.receipt_at
         outcome = _without_place(commit, now, placed.get(command_id) or known.get(command_id))
         if outcome is not None:
             outcomes.append(outcome)
             continue
-        occurred_at_us, request_digest = commit.occurred_at_us, commit.request_digest
-        for at, event in enumerate(commit.events):
+        occurred_at_us = commit.occurred_at_us
+        for event, tail in zip(commit.events, prepared.tails, strict=True):
             stream = event.stream
             position += 1
             version = now[stream] = written[stream] = now.get(stream, 0) + 1
-            digest = placed_digest(digest, position, version, occurred_at_us, tails[at])
+            digest = placed_digest(digest, position, version, occurred_at_us, tail)
             digests.append(digest)
+            request_digest = None
+            if receipt_at == 0:
+                request_digest = commit.request_digest
+                receipt = receipt_from(command_id, stream, version, position, digest)
+                placed[command_id] = Known(request_digest, receipt)
+                outcomes.append(receipt)
+            receipt_at -= 1
             rows.append(
                 (
                     position, stream, version, event.tag, event.data, occurred_at_us, command_id, commit.causation_id,
-                    commit.correlation_id, commit.tenant_id, digest, request_digest if at == receipt_at else None,
+                    commit.correlation_id, commit.tenant_id, digest, request_digest,
                 )
             )  # fmt: skip
-        receipt = receipt_of(rows[receipt_at - len(tails)])
-        placed[command_id] = Known(request_digest, receipt)
-        outcomes.append(receipt)
     frontier = end.frontier.copy()
     nodes = frontier.extend(digests)
     return Plan(outcomes, rows, nodes, written, end, End(position, digest, frontier))
@@ -152,7 +156,7 @@ def plan(batch: Iterable[Prepared], end: End, versions: Mapping[str, int], known
 
 def recorded(row: Row) -> Recorded:
     """The row as a reader sees it."""
-    return Recorded(**dict(zip(Recorded.__struct_fields__, row[:-1], strict=True)))  # type: ignore[arg-type]
+    return Recorded(*row[:-1])
 
 
 def receipt_of(row: Row) -> Receipt:

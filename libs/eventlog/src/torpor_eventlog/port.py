@@ -13,7 +13,7 @@ from torpor_contracts.replies import Receipt
 
 
 class NewEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event about to be appended. `tag` is its versioned wire tag, `data` its JSON object, whose `type` repeats the tag."""
+    """An event about to be appended: its versioned wire tag, and its JSON object, whose `type` repeats the tag."""
 
     stream: str
     tag: str
@@ -39,10 +39,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     events: Sequence[NewEvent]
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Recorded(msgspec.Struct, frozen=True, gc=False):
     """One row of the log. `position` counts from 1 without gaps; `version` counts from 1 within the stream.
 
     `digest` is the RFC 9162 leaf hash of the row's canonical bytes, which begin with the digest of the row before.
+    The fields stand in the order of the tables' columns; write them by keyword wherever a person does it.
     """
 
     position: int

@@ -1,6 +1,7 @@
 """The log in a PostgreSQL database, the truth of a cluster; any number of processes append to the same one."""
 
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, Final
 
 import asyncpg
@@ -82,11 +83,11 @@ class PostgresLog:
 
     async def load(self, stream: str, after_version: int = 0) -> list[Recorded]:
         """See `EventLog.load`."""
-        return _recorded(await self._fetch(_LOAD, stream, after_version))
+        return list(starmap(Recorded, await self._fetch(_LOAD, stream, after_version)))
 
     async def read(self, after_position: int, limit: int) -> list[Recorded]:
         """See `EventLog.read`."""
-        return _recorded(await self._fetch(_READ, after_position, max(0, limit)))
+        return list(starmap(Recorded, await self._fetch(_READ, after_position, max(0, limit))))
 
     async def head(self) -> Head:
         """See `EventLog.head`."""
@@ -155,17 +156,3 @@ async def _connect_reader(*arguments: Any, **settings: Any) -> asyncpg.Connectio
 
 async def _leave(_connection: asyncpg.Connection) -> None:
     """Leave a connection as it is when it goes back: a plain SELECT leaves nothing behind to clean up."""
-
-
-def _recorded(rows: list[asyncpg.Record]) -> list[Recorded]:
-    return [
-        Recorded(
-            position=position, stream=stream, version=version, tag=tag, data=data, occurred_at_us=occurred_at_us,
-            command_id=command_id, causation_id=causation_id, correlation_id=correlation_id, tenant_id=tenant_id,
-            digest=digest,
-        )
-        for (
-            position, stream, version, tag, data, occurred_at_us,
-            command_id, causation_id, correlation_id, tenant_id, digest,
-        ) in rows
-    ]  # fmt: skip

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Final
 
@@ -72,18 +73,7 @@ class SqliteReader:
         self._all.clear()
 
     def _rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Recorded]:
-        cursor = self._connected().execute(statement, parameters)
-        return [
-            Recorded(
-                position=position, stream=stream, version=version, tag=tag, data=data, occurred_at_us=occurred_at_us,
-                command_id=command_id, causation_id=causation_id, correlation_id=correlation_id, tenant_id=tenant_id,
-                digest=digest,
-            )
-            for (
-                position, stream, version, tag, data, occurred_at_us,
-                command_id, causation_id, correlation_id, tenant_id, digest,
-            ) in cursor.fetchall()
-        ]  # fmt: skip
+        return list(starmap(Recorded, self._connected().execute(statement, parameters)))
 
     def _digests(self, span: Span) -> list[bytes]:
         if span.level == 0:
