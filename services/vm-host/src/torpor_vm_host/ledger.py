@@ -92,9 +92,14 @@ class Ledger:
         return recorded[-1].position if recorded else 0
 
     async def command(self, incoming: Incoming, vm_id: VmId, decide: Decide) -> Receipt | None:
-        """Decide a command and record its events; see `Decisions.execute`."""
+        """Decide a command and record its events; see `Decisions.execute`.
+
+        What the operator does to a tenant's machine is recorded as the tenant's.
+        """
+        claim = claim_of(await self.state(vm_id))
+        cause = incoming if claim is None else msgspec.structs.replace(incoming, tenant_id=claim.tenant_id)
         return await self._decisions.execute(
-            incoming, vm_id, lambda folded: decide(_own(folded, vm_id), self.place(vm_id))
+            cause, vm_id, lambda folded: decide(_own(folded, vm_id), self.place(vm_id))
         )
 
     async def observe(self, about: About, vm_id: VmId, decide: Decide) -> VmState:

@@ -1,0 +1,1 @@
+"""The life of a checkpoint, as pure functions."""

@@ -1,0 +1,141 @@
+"""The checkpoints, which parts each of them holds, and which of them their sessions may go back to."""
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor_contracts.checkpoint import (
+    CheckpointFreed,
+    CheckpointFreeStarted,
+    CheckpointManifest,
+    CheckpointRecorded,
+    CheckpointReferenced,
+    CheckpointUnreferenced,
+)
+from torpor_contracts.ids import CheckpointId, SessionId, TenantId
+from torpor_contracts.session import SessionSuspended, SessionTerminated
+from torpor_eventlog.instants import to_us
+from torpor_eventlog.port import Recorded
+from torpor_eventlog.views_port import Table, WritableRows
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint; `position` is that of its last event, `recorded_position` that of its first."""
+
+    checkpoint_id: CheckpointId
+    tenant_id: TenantId
+    session_id: SessionId
+    manifest: CheckpointManifest
+    state: Literal["kept", "freeing", "freed"]
+    stored_bytes: int
+    children: list[CheckpointId]
+    recorded_us: int
+    recorded_position: int
+    freed_us: int | None = None
+    position: int
+
+
+class PartRow(msgspec.Struct, frozen=True, kw_only=True):
+    """That a checkpoint that is not freed holds a part."""
+
+    key: str
+    digest: str
+    checkpoint_id: CheckpointId
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session says of its checkpoints: the newest it was suspended to, and whether it is over."""
+
+    session_id: SessionId
+    newest_id: CheckpointId | None = None
+    newest_position: int = 0
+    over: bool = False
+
+
+CHECKPOINTS: Final = Table(
+    name="checkpoints", row=CheckpointRow, key="checkpoint_id", indexed=("tenant_id", "session_id", "state")
+)
+PARTS: Final = Table(name="checkpoint_parts", row=PartRow, key="key", indexed=("digest", "checkpoint_id"))
+SESSIONS: Final = Table(name="checkpoint_sessions", row=SessionRow, key="session_id")
+
+
+class Checkpoints:
+    """Folds the events of checkpoints, and those of sessions that say which checkpoint is theirs."""
+
+    name = "checkpoints"
+    tables = (CHECKPOINTS, PARTS, SESSIONS)
+
+    async def fold(self, rows: WritableRows, event: Any, recorded: Recorded) -> None:
+        """See `Projection.fold`."""
+        match event:
+            case CheckpointRecorded():
+                await self._record(rows, event, recorded)
+            case CheckpointReferenced() | CheckpointUnreferenced() | CheckpointFreeStarted() | CheckpointFreed():
+                await self._change(rows, event, recorded)
+            case SessionSuspended() | SessionTerminated():
+                await self._session(rows, event, recorded)
+            case _:
+                return
+
+    async def _record(self, rows: WritableRows, event: CheckpointRecorded, recorded: Recorded) -> None:
+        row = CheckpointRow(
+            checkpoint_id=event.checkpoint_id,
+            tenant_id=event.tenant_id,
+            session_id=event.manifest.session_id,
+            manifest=event.manifest,
+            state="kept",
+            stored_bytes=event.stored_bytes,
+            children=[],
+            recorded_us=to_us(event.recorded_at),
+            recorded_position=recorded.position,
+            position=recorded.position,
+        )
+        await rows.put(CHECKPOINTS, row)
+        for digest in digests(event.manifest):
+            part = PartRow(key=part_key(digest, event.checkpoint_id), digest=digest, checkpoint_id=event.checkpoint_id)
+            await rows.put(PARTS, part)
+
+    async def _change(
+        self,
+        rows: WritableRows,
+        event: CheckpointReferenced | CheckpointUnreferenced | CheckpointFreeStarted | CheckpointFreed,
+        recorded: Recorded,
+    ) -> None:
+        row: CheckpointRow | None = await rows.get(CHECKPOINTS, event.checkpoint_id)
+        if row is None:
+            return
+        row = msgspec.structs.replace(row, position=recorded.position)
+        match event:
+            case CheckpointReferenced():
+                row = msgspec.structs.replace(row, children=[*row.children, event.child_id])
+            case CheckpointUnreferenced():
+                left = [child for child in row.children if child != event.child_id]
+                row = msgspec.structs.replace(row, children=left)
+            case CheckpointFreeStarted():
+                row = msgspec.structs.replace(row, state="freeing")
+            case CheckpointFreed():
+                row = msgspec.structs.replace(row, state="freed", freed_us=to_us(event.freed_at))
+                for digest in digests(row.manifest):
+                    await rows.delete(PARTS, part_key(digest, event.checkpoint_id))
+        await rows.put(CHECKPOINTS, row)
+
+    async def _session(
+        self, rows: WritableRows, event: SessionSuspended | SessionTerminated, recorded: Recorded
+    ) -> None:
+        session_id = SessionId(recorded.stream)
+        row: SessionRow = await rows.get(SESSIONS, session_id) or SessionRow(session_id=session_id)
+        if isinstance(event, SessionSuspended):
+            row = msgspec.structs.replace(row, newest_id=event.checkpoint_id, newest_position=recorded.position)
+        else:
+            row = msgspec.structs.replace(row, over=True)
+        await rows.put(SESSIONS, row)
+
+
+def digests(manifest: CheckpointManifest) -> list[str]:
+    """The digests of a manifest's parts, each once."""
+    return list(dict.fromkeys(part.digest for part in manifest.parts))
+
+
+def part_key(digest: str, checkpoint_id: CheckpointId) -> str:
+    """The key of a part that a checkpoint holds."""
+    return f"{digest}/{checkpoint_id}"
