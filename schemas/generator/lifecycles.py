@@ -1,17 +1,20 @@
-"""Pages that draw the life of sessions, machines and clean-ups from the tables that the code obeys."""
+"""Pages that draw the life of sessions, hosts, machines and clean-ups from the tables that the code obeys."""
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from torpor_reaper.domain.cleanup import TRANSITIONS as CLEANUP
 from torpor_scheduler.diagram import diagram as session_diagram
+from torpor_scheduler.domain.host import HOST_TRANSITIONS as HOST
 from torpor_scheduler.domain.session import TRANSITIONS as SESSION
 from torpor_vm_host.domain.vm import TRANSITIONS as VM
 
 Table = Mapping[str, Mapping[type[msgspec.Struct], str]]
+Phase = TypeVar("Phase", bound=StrEnum)
 
 
 class _Page(NamedTuple):
@@ -24,13 +27,18 @@ class _Page(NamedTuple):
 
 def pages() -> dict[str, str]:
     """File name -> Markdown."""
-    session = {str(phase): {event: str(target) for event, target in after.items()} for phase, after in SESSION.items()}
+    session, host = _plain(SESSION), _plain(HOST)
     drawn = [
         _Page("session", "The life of a session", "torpor_scheduler.domain.session", session, session_diagram()),
+        _Page("host", "The life of a host", "torpor_scheduler.domain.host", host, _diagram(host)),
         _Page("vm", "The life of a machine", "torpor_vm_host.domain.vm", VM, _diagram(VM)),
         _Page("cleanup", "The life of a clean-up", "torpor_reaper.domain.cleanup", CLEANUP, _diagram(CLEANUP)),
     ]
     return {f"{page.name}-lifecycle.md": _markdown(page) for page in drawn}
+
+
+def _plain(table: Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]) -> Table:
+    return {str(phase): {event: str(target) for event, target in after.items()} for phase, after in table.items()}
 
 
 def _markdown(page: _Page) -> str:
@@ -43,7 +51,7 @@ def _markdown(page: _Page) -> str:
         [
             f"# {page.title}",
             "",
-            f"Made from `TRANSITIONS` in `{page.table_of}` by `python -m schemas.generator`; do not edit. What is not",
+            f"Made from the table in `{page.table_of}` by `python -m schemas.generator`; do not edit. What is not",
             "in the table cannot happen: an event that would need it is never recorded, and one found in the log stops",
             "the fold.",
             "",

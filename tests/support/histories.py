@@ -253,13 +253,14 @@ async def written(*events: msgspec.Struct | tuple[str, msgspec.Struct]) -> Memor
     return log
 
 
-async def _no_dead_letters(follower: str, recorded: Recorded, error: Exception) -> None:
+async def no_dead_letters(follower: str, recorded: Recorded, error: Exception) -> None:
+    """A follower in a test must not bury anything: what would be is raised."""
     raise AssertionError(f"{follower} could not fold position {recorded.position}") from error
 
 
 async def fold_into(views: MemoryViewStore, projection: Projection, log: EventLog, until: int | None = None) -> None:
     """Fold the log, up to a position, into a view as the service's own follower does."""
-    follower = ProjectionFollower(projection, views, LogFeed(log), dead=_no_dead_letters)
+    follower = ProjectionFollower(projection, views, LogFeed(log), dead=no_dead_letters)
     await views.prepare(projection.name, projection.tables)
     rows = await log.read(await views.position(projection.name), limit=100_000)
     await follower.fold([row for row in rows if until is None or row.position <= until])
