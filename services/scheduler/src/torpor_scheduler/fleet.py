@@ -62,6 +62,10 @@ class Fleet:
             if placed.position is not None and placed.position <= position:
                 del self._placed[vm_id]
 
+    def forget(self) -> None:
+        """Hosts have changed: read the view again at the next refresh."""
+        self._read_at_s = None
+
     def offers(self) -> tuple[HostOffer, ...]:
         """What is left on each host."""
         left = dict(self._offers)

@@ -66,7 +66,9 @@ class Handlers:
                 host, incoming.command, host_id, HostContext(now=self._ports.clock.now(), seen_at=seen_at)
             )
 
-        return await self._streams.decide_host(incoming, host_id, decide_it)
+        receipt = await self._streams.decide_host(incoming, host_id, decide_it)
+        self._fleet.forget()
+        return receipt
 
     async def _session(self, incoming: Incoming) -> Receipt | None:
         command = incoming.command
