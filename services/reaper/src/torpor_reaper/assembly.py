@@ -11,6 +11,7 @@ from torpor_reaper.queries import ReaperQueries
 from torpor_reaper.reactors import CONFIRMED, PROPOSED, HostRequests
 from torpor_reaper.settings import ReaperSettings
 
+SERVICE: Final = "reaper"
 HEARTBEATS: Final = "obs.system.vm-host.heartbeat.*"
 
 
@@ -20,11 +21,11 @@ def build(settings: ReaperSettings, ports: ServicePorts) -> Service:
     requests = HostRequests(ports.bus)
     queries = ReaperQueries(ports.views, ports.clock, heartbeats, settings.silent_after_s)
     return Service(
-        name="reaper",
+        name=SERVICE,
         observations=[ObservationRoute(subject=HEARTBEATS, handle=heartbeats.on_heartbeat)],
         queries=[
-            QueryRoute(service="reaper", type="resources", handle=queries.resources),
-            QueryRoute(service="reaper", type="candidates", handle=queries.candidates),
+            QueryRoute(service=SERVICE, type="resources", handle=queries.resources),
+            QueryRoute(service=SERVICE, type="candidates", handle=queries.candidates),
         ],
         projections=[Resources()],
         reactors=[
