@@ -35,11 +35,15 @@ def test_an_exported_bundle_proves_itself_and_a_changed_byte_is_found(
     exported = whole.call("audit", "export", "--session", session, str(bundle))
     assert exported["events"] > 0
     nowhere = tmp_path / "no-whole-here"
-    assert torpor(nowhere, "audit", "verify", str(bundle)).returncode == 0
+    key = ("--public-key", exported["public_key"])
+    proved = torpor(nowhere, "audit", "verify", str(bundle), *key)
+    assert (proved.returncode, "nothing is wrong" in proved.stdout) == (0, True), proved.stderr
+    assert torpor(whole.data.root, "audit", "verify", str(bundle)).returncode == 0
+    assert "no-public-key" in torpor(nowhere, "audit", "verify", str(bundle), "--json").stdout
     original = bundle.read_bytes()
     at = original.index(b"echo")
     bundle.write_bytes(original[:at] + b"Echo" + original[at + 4 :])
-    changed = torpor(nowhere, "audit", "verify", str(bundle), "--json")
+    changed = torpor(nowhere, "audit", "verify", str(bundle), *key, "--json")
     assert changed.returncode == 1
     assert not json.loads(changed.stdout)["ok"]
 

@@ -117,7 +117,9 @@ class EmbeddedWhole:
         at = arguments.index("--") if "--" in arguments else len(arguments)
         done = torpor(self.data.root, *arguments[:at], "--json", *arguments[at:], **options)
         if done.returncode != 0:
-            raise RefusedError(f"torpor {' '.join(arguments)} exited with {done.returncode}: {done.stdout}{done.stderr}")
+            raise RefusedError(
+                f"torpor {' '.join(arguments)} exited with {done.returncode}: {done.stdout}{done.stderr}"
+            )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         return lines[0] if len(lines) == 1 else lines
 

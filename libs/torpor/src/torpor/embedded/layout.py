@@ -70,9 +70,14 @@ class DataDir:
         return self.root / "keys"
 
     @property
-    def heads(self) -> Path:
-        """Signed heads of the log, outside its database."""
-        return self.root / "heads"
+    def heads_file(self) -> Path:
+        """Signed heads of the log, outside its database, one a line."""
+        return self.root / "heads" / "heads.jsonl"
+
+    @property
+    def signing_key(self) -> Path:
+        """The private key that the heads are signed with."""
+        return self.keys / "log-signing.key"
 
     @property
     def chunks(self) -> Path:

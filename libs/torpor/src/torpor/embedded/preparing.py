@@ -15,7 +15,7 @@ from typing import Any, Final
 from torpor.embedded.answering import operator, until_ready
 from torpor.embedded.layout import DataDir
 from torpor.embedded.process_table import age_s
-from torpor.embedded.settings import services_of
+from torpor.embedded.settings import services_of, sqlite_dsn
 from torpor_contracts.errors import Rejected, TorporError
 from torpor_messaging.nats_config import ADMIN, OPERATOR, Configuration, ServerSettings, write_configuration
 from torpor_messaging.nats_link import Identity, Link
@@ -45,7 +45,7 @@ async def prepare(data: DataDir, driver: str, port: int, supervisor_pid: int) ->
         nats_url=url,
         nats_config=str(written.server),
         driver=chosen,
-        log_dsn=f"sqlite:///{data.log_database}",
+        log_dsn=sqlite_dsn(data.log_database),
         client_seed_file=str(written.seeds[f"tenant-{TENANT}"]),
         operator_seed_file=str(written.seeds[OPERATOR]),
         admin_seed_file=str(written.seeds[ADMIN]),

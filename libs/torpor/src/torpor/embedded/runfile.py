@@ -61,7 +61,7 @@ def read(data: DataDir) -> Run | None:
         raw["supervisor"] = RunningProcess(**raw["supervisor"])
         raw["processes"] = [RunningProcess(**entry) for entry in raw["processes"]]
         return Run(**raw)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from torpor.embedded.layout import DataDir
 
@@ -15,6 +16,16 @@ MODULES: Final = {
     "log-relay": "torpor_log_relay",
 }
 """Service -> the module that runs it."""
+
+
+def sqlite_dsn(path: Path) -> str:
+    """The DSN of an SQLite file at an absolute path, whatever characters are in it."""
+    return f"sqlite:///{quote(str(path))}"
+
+
+def views_file(data: DataDir, service: str) -> Path:
+    """Where a service keeps its views."""
+    return data.views / f"views-{service}.db"
 
 
 def services_of(
@@ -30,8 +41,8 @@ def services_of(
                 "TORPOR_CHUNKS_DIRECTORY": str(data.chunks),
                 "TORPOR_NATS_URL": nats_url,
                 "TORPOR_NKEY_SEED_FILE": str(seeds[name]),
-                "TORPOR_LOG_DSN": f"sqlite:///{data.log_database}",
-                "TORPOR_VIEWS_DSN": f"sqlite:///{data.views / f'views-{name}.db'}",
+                "TORPOR_LOG_DSN": sqlite_dsn(data.log_database),
+                "TORPOR_VIEWS_DSN": sqlite_dsn(views_file(data, name)),
                 **own.get(name, {}),
             },
         )

@@ -60,7 +60,7 @@ def _said_well(data: DataDir) -> Iterator[None]:
 
 
 def _make(data: DataDir) -> None:
-    for directory in (data.root, data.logs, data.views, data.nats, data.keys, data.heads, data.chunks):
+    for directory in (data.root, data.logs, data.views, data.nats, data.keys, data.heads_file.parent, data.chunks):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     probe = data.root / ".writable"
     probe.write_bytes(b"x")

@@ -135,35 +135,42 @@ class Supervisor:
 
     def _look_after(self) -> bool:
         """Reap, start what is due, keep logs within bounds; True when a process was given up."""
-        changed = False
-        for supervised in self._wanted:
-            code = supervised.ended()
-            if code is not None:
-                changed = True
-                self._has_ended(supervised, code)
-                if not self._ready and supervised.state.failures >= START_ENDS_MAX:
-                    raise self._does_not_start(supervised)
-                if supervised.state.due_at_s is None:
-                    return True
-        now_s = time.monotonic()
-        again: list[str] = []
-        for supervised in self._wanted:
-            due_at_s = supervised.state.due_at_s
-            if supervised.running is None and due_at_s is not None and due_at_s <= now_s:
-                changed = True
-                supervised.restarts += 1
-                self._start(supervised)
-                again.append(supervised.spec.name)
-        if changed:
+        ended = [supervised for supervised in self._wanted if self._reaped(supervised)]
+        if any(supervised.state.due_at_s is None for supervised in ended):
+            return True
+        again = [supervised for supervised in self._wanted if self._is_due(supervised)]
+        for supervised in again:
+            supervised.restarts += 1
+            self._start(supervised)
+        if ended or again:
             self._publish()
-        for name in again:
+        for supervised in again:
+            name = supervised.spec.name
             self._console.say("started", f"torpor up: {name} is started again", process=name)
-        if now_s >= self._trim_due_s:
-            self._trim_due_s = now_s + TRIM_EVERY_S
-            for supervised in self._wanted:
-                log_files.trim(supervised.spec.log)
-            log_files.trim(self._data.restarts, RESTARTS_BYTES_MAX)
+        self._trim_logs()
         return False
+
+    def _reaped(self, supervised: Supervised) -> bool:
+        code = supervised.ended()
+        if code is None:
+            return False
+        self._has_ended(supervised, code)
+        if not self._ready and supervised.state.failures >= START_ENDS_MAX:
+            raise self._does_not_start(supervised)
+        return True
+
+    @staticmethod
+    def _is_due(supervised: Supervised) -> bool:
+        due_at_s = supervised.state.due_at_s
+        return supervised.running is None and due_at_s is not None and due_at_s <= time.monotonic()
+
+    def _trim_logs(self) -> None:
+        if time.monotonic() < self._trim_due_s:
+            return
+        self._trim_due_s = time.monotonic() + TRIM_EVERY_S
+        for supervised in self._wanted:
+            log_files.trim(supervised.spec.log)
+        log_files.trim(self._data.restarts, RESTARTS_BYTES_MAX)
 
     def _start(self, supervised: Supervised) -> None:
         try:
