@@ -65,7 +65,7 @@ def named(subject: str) -> str:
 
 def channels() -> list[Channel]:
     """All of them; `receive` is what Torpor takes in, `send` what it publishes."""
-    return [*_commands(), *_queries(), *_events(), *_others()]
+    return [*_commands(), *_queries(), *_health(), *_events(), *_others()]
 
 
 def publishers(subject: str) -> list[str]:
@@ -107,6 +107,20 @@ def _queries() -> Iterable[Channel]:
                 stream=None,
                 reply=json_schemas.query_path(service, name, "answer"),
             )
+
+
+def _health() -> Iterable[Channel]:
+    for service in permissions.SERVICES:
+        yield Channel(
+            name=f"query-{service}-health",
+            subject=subjects.query(SYSTEM_TENANT, service, "health"),
+            action="receive",
+            title="Whether the service is ready, and how far its views and reactions have come.",
+            payload=None,
+            headers=None,
+            stream=None,
+            reply=json_schemas.HEALTH_PATH,
+        )
 
 
 def _events() -> Iterable[Channel]:

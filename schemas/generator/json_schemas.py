@@ -9,6 +9,7 @@ from msgspec import inspect
 from torpor_contracts.host import HostHeartbeat
 from torpor_contracts.registry import COMMANDS, EVENTS, QUERIES
 from torpor_contracts.replies import Refusal, Reply
+from torpor_messaging.edge import Health
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -33,6 +34,7 @@ def query_path(service: str, kind: str, part: str) -> str:
 REPLY_PATH: Final = "replies/reply.json"
 REFUSAL_PATH: Final = "replies/refusal.json"
 HEARTBEAT_PATH: Final = "observations/heartbeat.json"
+HEALTH_PATH: Final = "queries/health.answer.json"
 
 
 def schemas() -> dict[str, Schema]:
@@ -41,6 +43,7 @@ def schemas() -> dict[str, Schema]:
         REPLY_PATH: schema_of(Reply),
         REFUSAL_PATH: schema_of(Refusal),
         HEARTBEAT_PATH: schema_of(HostHeartbeat, tag_required=False),
+        HEALTH_PATH: schema_of(Health),
     }
     for service, commands in COMMANDS.items():
         for tag, kind in commands.items():

@@ -19,6 +19,7 @@ from torpor_contracts.host import HostHeartbeat
 from torpor_contracts.registry import COMMANDS, EVENTS, QUERIES
 from torpor_contracts.replies import Receipt, Refusal, Reply
 from torpor_messaging import subjects
+from torpor_messaging.edge import Health
 
 ROOM: Final = Path(__file__).resolve().parents[2] / "schemas"
 OFFICIAL: Final = Path(__file__).parent / "asyncapi" / "asyncapi-3.0.0.json"
@@ -31,6 +32,7 @@ OTHER_TYPES: Final = {
     json_schemas.REPLY_PATH: Reply,
     json_schemas.REFUSAL_PATH: Refusal,
     json_schemas.HEARTBEAT_PATH: HostHeartbeat,
+    json_schemas.HEALTH_PATH: Health,
     **{
         json_schemas.query_path(service, name, part): getattr(shape, part)
         for service, found in QUERIES.items()
