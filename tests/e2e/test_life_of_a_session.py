@@ -9,6 +9,7 @@ import pytest
 from tests.support.embedded import TORPOR, EmbeddedWhole, clean_environment, torpor
 
 pytestmark = pytest.mark.e2e
+SLOW = "echo 1; sleep 1; echo 2; sleep 0.2; echo 3"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_exec_gives_output_and_the_programs_exit_code(whole: EmbeddedWhole, sess
 
 def test_exec_streams_while_the_program_runs(whole: EmbeddedWhole, session: str) -> None:
     counting = subprocess.Popen(
-        [TORPOR, "session", "exec", "--data-dir", whole.data.root, session, "--", "count", "3", "0.2"],
+        [TORPOR, "session", "exec", "--data-dir", whole.data.root, session, "--", "sh", "-c", SLOW],
         stdout=subprocess.PIPE,
         text=True,
         env=clean_environment(),
