@@ -1,4 +1,4 @@
-"""Pages that draw the life of sessions, hosts, machines and clean-ups from the tables that the code obeys."""
+"""Pages that draw the life of all that has one from the tables that the code obeys."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from torpor_reaper.domain.cleanup import TRANSITIONS as CLEANUP
 from torpor_scheduler.diagram import diagram as session_diagram
 from torpor_scheduler.domain.host import HOST_TRANSITIONS as HOST
 from torpor_scheduler.domain.session import TRANSITIONS as SESSION
+from torpor_snapshot_store.domain.checkpoint import TRANSITIONS as CHECKPOINT
 from torpor_vm_host.domain.vm import TRANSITIONS as VM
 
 Table = Mapping[str, Mapping[type[msgspec.Struct], str]]
@@ -32,6 +33,13 @@ def pages() -> dict[str, str]:
         _Page("session", "The life of a session", "torpor_scheduler.domain.session", session, session_diagram()),
         _Page("host", "The life of a host", "torpor_scheduler.domain.host", host, _diagram(host)),
         _Page("vm", "The life of a machine", "torpor_vm_host.domain.vm", VM, _diagram(VM)),
+        _Page(
+            "checkpoint",
+            "The life of a checkpoint",
+            "torpor_snapshot_store.domain.checkpoint",
+            CHECKPOINT,
+            _diagram(CHECKPOINT),
+        ),
         _Page("cleanup", "The life of a clean-up", "torpor_reaper.domain.cleanup", CLEANUP, _diagram(CLEANUP)),
     ]
     return {f"{page.name}-lifecycle.md": _markdown(page) for page in drawn}

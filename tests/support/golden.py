@@ -1,10 +1,11 @@
 """Golden histories: reads them, folds them through everything, and writes what is expected of a new one.
 
-`python -m tests.support.golden NAME…` writes `schemas/golden/NAME.expected.json` from today's code, for review. The
-history itself, `NAME.jsonl`, is never edited.
+`python -m tests.support.golden NAME…` writes `schemas/golden/NAME.expected.json` from today's code, for review, and
+adds the digest of `NAME.jsonl` to `FROZEN`: that file is never edited from then on.
 """
 
 import asyncio
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ import msgspec
 
 from tests.support.histories import no_dead_letters
 from torpor_billing.projections import Meters
+from torpor_contracts.checkpoint import CheckpointEvent
 from torpor_contracts.cleanup import CleanupEvent
 from torpor_contracts.host import HostEvent
 from torpor_contracts.session import SessionEvent
@@ -36,11 +38,15 @@ from torpor_scheduler.domain.folding import evolve as evolve_session
 from torpor_scheduler.domain.host import ABSENT_HOST, evolve_host
 from torpor_scheduler.domain.session import INITIAL
 from torpor_scheduler.projections import Views
-from torpor_vm_host.domain.vm import ABSENT
+from torpor_snapshot_store.domain.checkpoint import ABSENT as CHECKPOINT_ABSENT
+from torpor_snapshot_store.domain.checkpoint import evolve as evolve_checkpoint
+from torpor_snapshot_store.projections import Checkpoints
+from torpor_vm_host.domain.vm import ABSENT as VM_ABSENT
 from torpor_vm_host.domain.vm import evolve as evolve_vm
 from torpor_vm_host.projections import Vms
 
 ROOM: Final = Path(__file__).resolve().parents[2] / "schemas" / "golden"
+FROZEN: Final = ROOM / "FROZEN"
 ROWS_MAX: Final = 1000
 
 
@@ -55,14 +61,21 @@ class Aggregate(NamedTuple):
 AGGREGATES: Final = {
     "session": Aggregate(get_args(SessionEvent), INITIAL, evolve_session),
     "host": Aggregate(get_args(HostEvent), ABSENT_HOST, evolve_host),
-    "vm": Aggregate(get_args(VmEvent), ABSENT, evolve_vm),
+    "vm": Aggregate(get_args(VmEvent), VM_ABSENT, evolve_vm),
+    "checkpoint": Aggregate(get_args(CheckpointEvent), CHECKPOINT_ABSENT, evolve_checkpoint),
     "cleanup": Aggregate(get_args(CleanupEvent), IDLE, evolve_cleanup),
 }
 
 
 def projections() -> Mapping[str, Projection]:
     """Every view of every service, by service."""
-    return {"scheduler": Views(), "vm-host": Vms(), "billing": Meters(), "reaper": Resources()}
+    return {
+        "scheduler": Views(),
+        "vm-host": Vms(),
+        "snapshot-store": Checkpoints(),
+        "billing": Meters(),
+        "reaper": Resources(),
+    }
 
 
 def names() -> list[str]:
@@ -90,6 +103,17 @@ def line_of(row: Recorded) -> str:
         "digest": row.digest.hex(),
     }
     return json.dumps(head, ensure_ascii=False)[:-1] + f', "data": {row.data.decode()}}}'
+
+
+def digest_of(name: str) -> str:
+    """The SHA-256 of a history's file."""
+    return hashlib.sha256((ROOM / f"{name}.jsonl").read_bytes()).hexdigest()
+
+
+def frozen() -> dict[str, str]:
+    """Name -> digest of every history that may not change any more."""
+    lines = FROZEN.read_text().splitlines() if FROZEN.is_file() else []
+    return {name: digest for digest, name in (line.split("  ") for line in lines)}
 
 
 def broken_at(rows: Iterable[Recorded]) -> int | None:
@@ -128,9 +152,7 @@ def _streams(rows: list[Recorded]) -> dict[str, Any]:
             states[row.stream] = kind, AGGREGATES[kind].initial
         kind, state = states[row.stream]
         states[row.stream] = kind, AGGREGATES[kind].evolve(state, event)
-    return {
-        stream: {"kind": kind, "state": msgspec.to_builtins(state)} for stream, (kind, state) in sorted(states.items())
-    }
+    return {stream: {"kind": kind, "state": _plain(state)} for stream, (kind, state) in sorted(states.items())}
 
 
 async def _view(projection: Projection, rows: list[Recorded]) -> dict[str, Any]:
@@ -140,9 +162,13 @@ async def _view(projection: Projection, rows: list[Recorded]) -> dict[str, Any]:
     await follower.fold(rows)
     async with views.reading() as reading:
         return {
-            table.name: [msgspec.to_builtins(row) for row in await reading.find(table, limit=ROWS_MAX)]
+            table.name: [_plain(row) for row in await reading.find(table, limit=ROWS_MAX)]
             for table in projection.tables
         }
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, order="deterministic")
 
 
 def _row(fields: dict[str, Any]) -> Recorded:
@@ -169,8 +195,13 @@ def main(wanted: list[str]) -> int:
         if position is not None:
             sys.stderr.write(f"{name}: position {position} is not what the rows before it make it\n")
             return 1
+        if frozen().get(name, digest_of(name)) != digest_of(name):
+            sys.stderr.write(f"{name}: a frozen history was changed; take it back, and write a new one instead\n")
+            return 1
         text = json.dumps(asyncio.run(folded(rows)), indent=1, ensure_ascii=False) + "\n"
         (ROOM / f"{name}.expected.json").write_text(text)
+        kept = {**frozen(), name: digest_of(name)}
+        FROZEN.write_text("".join(f"{digest}  {known}\n" for known, digest in sorted(kept.items())))
     return 0
 
 

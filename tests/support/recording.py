@@ -173,7 +173,7 @@ async def machine_recovered(stage: Stage) -> None:
 
 
 async def idle_suspend(stage: Stage) -> None:
-    """Idleness suspends (at the second try), work wakes, and the first checkpoint is freed in the end."""
+    """Idleness suspends (at the second try), work wakes, and both checkpoints are freed in the end, the child first."""
     driver = stage.world.plan.driver
     driver.checkpoint_failed = ALWAYS
     await stage.create("s-idle", idle_after_s=5.0)
@@ -184,8 +184,9 @@ async def idle_suspend(stage: Stage) -> None:
     await stage.until("session-suspended", 2)
     await stage.end("s-idle")
     recorded = [event for event in map(decode_event, stage.world.log.rows) if isinstance(event, CheckpointRecorded)]
-    await _free(stage, recorded[0])
-    await stage.until("checkpoint-freed")
+    for number, event in enumerate(reversed(recorded), 1):
+        await _free(stage, event)
+        await stage.until("checkpoint-freed", number)
 
 
 async def _free(stage: Stage, event: CheckpointRecorded) -> None:
@@ -196,7 +197,7 @@ async def _free(stage: Stage, event: CheckpointRecorded) -> None:
             service="snapshot-store",
             target=event.checkpoint_id,
             command=FreeCheckpoint(reason="its session is over"),
-            command_id=CommandId("free-1"),
+            command_id=CommandId(f"free-{event.checkpoint_id}"),
         )
     )
 
