@@ -10,9 +10,10 @@ from tests.support.event_stream import FakeStream
 from torpor_contracts.errors import Transient
 from torpor_contracts.host import HostUndrained
 from torpor_contracts.ids import HostId
-from torpor_eventlog.audit.verify import KeptHead, Verified, verify
+from torpor_eventlog.audit.verify import KeptHead, Verified, open_heads, verify
 from torpor_eventlog.canonical import row_digest
 from torpor_eventlog.memory import MemoryDatabase, MemoryLog
+from torpor_eventlog.notes import SigningKey
 from torpor_eventlog.port import Recorded
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +77,18 @@ async def test_a_sound_log_and_stream_have_no_findings(world: World) -> None:
     assert verified.first_bad_position is None
     assert (verified.position, verified.rows, verified.heads, verified.stream_messages) == (10, 10, 10, 10)
     assert verified.root == (await world.log.head()).root.hex()
+
+
+async def test_a_note_that_the_key_has_not_signed_is_a_finding(world: World) -> None:
+    ours, other = SigningKey("torpor.example/log", bytes(32)), SigningKey("torpor.example/log", bytes(range(32)))
+    head = await world.log.head()
+    notes = [ours.sign_checkpoint(head), other.sign_checkpoint(head), "no note"]
+    kept, refused = open_heads(notes, ours.verifier.open_checkpoint, "heads.txt")
+    assert kept == world.kept[-1:]
+    verified = await verify(world.log, kept, refused=refused)
+    assert [(finding.place, finding.kind) for finding in verified.findings] == [("head", "changed")] * 2
+    assert "note 2 in heads.txt" in verified.findings[0].detail
+    assert verified.first_bad_position is None
 
 
 async def test_an_empty_log_is_sound() -> None:

@@ -18,11 +18,11 @@ from torpor.embedded.settings import sqlite_dsn, views_file
 from torpor.errors import Refused, Unavailable
 from torpor_contracts.ids import SessionId
 from torpor_eventlog.audit.bundle import BundleVerified, Exported, export_session, verify_bundle
-from torpor_eventlog.audit.findings import OnProgress
+from torpor_eventlog.audit.findings import Finding, OnProgress
 from torpor_eventlog.audit.rebuild_stream import StreamRebuilt, rebuild_stream
 from torpor_eventlog.audit.rebuild_views import ViewRebuilt, rebuild_view
 from torpor_eventlog.audit.replay import Step, replay
-from torpor_eventlog.audit.verify import KeptHead, Verified, verify
+from torpor_eventlog.audit.verify import KeptHead, Verified, open_heads, verify
 from torpor_eventlog.heads import HeadsFile
 from torpor_eventlog.notes import SigningKey, VerifierKey
 from torpor_eventlog.opening import open_log
@@ -46,12 +46,13 @@ class Evidence:
 
     async def verify(self, on_progress: OnProgress) -> tuple[Verified, bool]:
         """Verify the log, and the stream when there is a server to read it from; whether there was."""
+        kept, refused = await self._kept_heads()
         async with self._log() as log:
             if self._run is None:
-                return await verify(log, await self._kept_heads(), on_progress=on_progress), False
+                return await verify(log, kept, refused=refused, on_progress=on_progress), False
             async with _link(self._run, operator(self._run.operator_seed_file)) as link:
                 stream = NatsEventStream(link)
-                return await verify(log, await self._kept_heads(), stream, on_progress=on_progress), True
+                return await verify(log, kept, stream, refused=refused, on_progress=on_progress), True
 
     async def rebuild_stream(self, on_progress: OnProgress) -> StreamRebuilt:
         """Make the stream afresh, with the administrator's key."""
@@ -119,13 +120,12 @@ class Evidence:
             )
         return note, key.open_checkpoint(note).size
 
-    async def _kept_heads(self) -> list[KeptHead]:
+    async def _kept_heads(self) -> tuple[list[KeptHead], list[Finding]]:
         """Every head in the file, opened; one that our key has not signed is a finding of its own."""
-        if not self._data.heads_file.exists():
-            return []
-        key = self.public_key()
-        opened = [key.open_checkpoint(note) for note in await HeadsFile(self._data.heads_file).all()]
-        return [KeptHead(size=head.size, root=head.root, kept_in=str(self._data.heads_file)) for head in opened]
+        notes = await HeadsFile(self._data.heads_file).all()
+        if not notes:
+            return [], []
+        return open_heads(notes, self.public_key().open_checkpoint, str(self._data.heads_file))
 
     @staticmethod
     async def _covers(log: EventLog, session_id: str, size: int) -> bool:

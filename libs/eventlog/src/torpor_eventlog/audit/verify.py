@@ -1,7 +1,7 @@
 """Verifies the log against its own digests, the heads signed and kept elsewhere, and its copy EVENTS."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -31,6 +31,26 @@ class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
     """Where it was found, for the report."""
 
 
+def open_heads(
+    notes: Iterable[str], open_head: Callable[[str], tuple[int, bytes]], kept_in: str
+) -> tuple[list[KeptHead], list[Finding]]:
+    """Open the notes kept in one place; `open_head` is `VerifierKey.open_checkpoint`.
+
+    A note that the log's key has not signed is no head but a finding, to be passed on to `verify`.
+    """
+    heads: list[KeptHead] = []
+    refused: list[Finding] = []
+    for number, note in enumerate(notes, 1):
+        try:
+            size, root = open_head(note)
+        except TorporError as error:
+            detail = f"note {number} in {kept_in}: {error}"
+            refused.append(Finding(place="head", position=0, kind="changed", detail=detail))
+        else:
+            heads.append(KeptHead(size=size, root=root, kept_in=kept_in))
+    return heads, refused
+
+
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """What was verified, and what was found. `findings` holds the first of `findings_total`."""
 
@@ -51,8 +71,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_bad_position(self) -> int | None:
-        """The lowest position of any finding."""
-        return min((finding.position for finding in self.findings), default=None)
+        """The lowest position of the log at which something is wrong; a note that cannot be opened has none."""
+        return min((finding.position for finding in self.findings if finding.position), default=None)
 
 
 async def verify(
@@ -60,14 +80,17 @@ async def verify(
     kept: Sequence[KeptHead] = (),
     stream: StoredStream | None = None,
     *,
+    refused: Sequence[Finding] = (),
     on_progress: OnProgress = silent,
     relay_grace_s: float = RELAY_GRACE_S,
 ) -> Verified:
-    """Verify the log up to its present head, then the stream if one is given.
+    """Verify the log up to its present head, then the stream if one is given. `refused` is from `open_heads`.
 
     A head that was never kept proves nothing about the log's end: only what is kept elsewhere shows a lost tail.
     """
     findings = Findings()
+    for finding in refused:
+        findings.add(finding.place, finding.position, finding.kind, finding.detail)
     head = await log.head()
     rows, root = await _verify_log(log, head, kept, findings, on_progress)
     if rows == head.position:
