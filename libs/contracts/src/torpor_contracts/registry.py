@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from torpor_contracts import checkpoint, cleanup, host, scheduling, session, usage, vm
+from torpor_contracts import checkpoint, cleanup, host, log_heads, scheduling, session, usage, vm
 
 
 def _by_tag(*unions: UnionType) -> dict[str, type[msgspec.Struct]]:
@@ -44,6 +44,7 @@ QUERIES: Final = {
         "exec": QueryShape(scheduling.ExecQuery, scheduling.ExecView),
         "hosts": QueryShape(scheduling.HostsQuery, scheduling.HostsAnswer),
     },
+    "log-relay": {"head": QueryShape(log_heads.HeadQuery, log_heads.HeadAnswer)},
     "billing": {"usage": QueryShape(usage.UsageQuery, usage.UsageAnswer)},
     "reaper": {
         "resources": QueryShape(cleanup.ResourcesQuery, cleanup.ResourcesAnswer),

@@ -25,7 +25,7 @@ class NatsBus:
     """
 
     def __init__(self, link: Link, clock: Clock) -> None:
-        self._link = link
+        self.link = link
         self._clock = clock
         self._source = f"torpor/{link.identity.name}"
 
@@ -37,12 +37,12 @@ class NatsBus:
     async def call(self, command: OutgoingCommand, timeout_s: float) -> bytes:
         """See `Bus.call`."""
         message = self._encoded(command)
-        stored = await self._link.expect(message.subject)
-        reply = await self._link.expect(message.subject, command.tenant_id)
+        stored = await self.link.expect(message.subject)
+        reply = await self.link.expect(message.subject, command.tenant_id)
         headers = message.headers | {REPLY: reply.inbox}
         try:
             with as_torpor_errors(message.subject):
-                await self._link.client.publish(message.subject, message.data, reply=stored.inbox, headers=headers)
+                await self.link.client.publish(message.subject, message.data, reply=stored.inbox, headers=headers)
                 async with asyncio.timeout(timeout_s):
                     # The reply may overtake the server's word that the command is stored; then that is not needed.
                     await asyncio.wait((stored.answer, reply.answer), return_when=asyncio.FIRST_COMPLETED)
@@ -50,20 +50,20 @@ class NatsBus:
                         _check_stored(message.subject, stored.answer.result())
                     return (await reply.answer).data
         finally:
-            self._link.forget(stored)
-            self._link.forget(reply)
+            self.link.forget(stored)
+            self.link.forget(reply)
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """See `Bus.publish`."""
-        await self._link.publish(subject, data, headers)
+        await self.link.publish(subject, data, headers)
 
     async def publish_stored(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         """See `Bus.publish_stored`."""
-        _check_stored(subject, await self._link.request(subject, data, STORED_S, headers))
+        _check_stored(subject, await self.link.request(subject, data, STORED_S, headers))
 
     async def query(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """See `Bus.query`."""
-        return (await self._link.request(subject, data, timeout_s)).data
+        return (await self.link.request(subject, data, timeout_s)).data
 
     def _encoded(self, command: OutgoingCommand) -> Message:
         message = encode_command(command, self._source, self._clock.now())

@@ -6,13 +6,16 @@ It is a copy. Nothing here decides what is true, and nothing here repairs: `torp
 import asyncio
 import base64
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 from nats.aio.msg import Msg
 
 from torpor_contracts.errors import Poison, TorporError, Transient
+from torpor_eventlog.following import Backoff
 from torpor_eventlog.healing import Carried
 from torpor_eventlog.port import Recorded
 from torpor_eventlog.relay import FencedOut, StreamEnd
@@ -37,6 +40,7 @@ FORGOTTEN_S: Final = 60.0
 READ_S: Final = 10.0
 READ_MAX: Final = 1000
 """The most messages the server hands out for one direct request."""
+_log: Final = logging.getLogger(__name__)
 _NOTHING: Final = "404"
 _END_OF_BATCH: Final = "204"
 _HEARTBEAT: Final = "100"
@@ -176,6 +180,30 @@ class NatsEventSource:
                 yield await puller.batch()
         finally:
             await puller.close()
+
+
+class PatientEventSource:
+    """A source that never ends: while the stream is away it waits, and then goes on after the last message it gave.
+
+    So a `HealingFeed` over it, which looks into the log after some silence, serves its followers all the time.
+    """
+
+    def __init__(self, source: NatsEventSource) -> None:
+        self._source = source
+
+    async def follow(self, after_sequence: int) -> AsyncGenerator[list[Carried], None]:
+        """See `StreamSource.follow`."""
+        backoff = Backoff(first_s=0.05, max_s=2.0)
+        while True:
+            try:
+                async with aclosing(self._source.follow(after_sequence)) as batches:
+                    async for batch in batches:
+                        backoff.worked()
+                        yield batch
+                        after_sequence = batch[-1].sequence
+            except Transient as error:
+                _log.info("%s; again soon", error)
+            await asyncio.sleep(backoff.failed())
 
 
 class _Puller:

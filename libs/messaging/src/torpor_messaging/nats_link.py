@@ -70,6 +70,7 @@ class Link:
         self._answers = ""
         self._reconnects = 0
         self._last_error = ""
+        self._begun = False
         self._connected_once = False
 
     @classmethod
@@ -86,6 +87,7 @@ class Link:
             options["nkeys_seed_str"] = read_seed(seed_file)
 
         async def connect() -> Client:
+            link._begun = True
             await link.client.connect(servers=servers_of(url), **options)
             return link.client
 
@@ -131,6 +133,7 @@ class Link:
                 ) from error
             raise Transient(f"cannot connect to NATS at {url}: {error}", retry_after_s=1.0) from error
         self.client = client
+        self._begun = True
         # A framework's own callback may raise, which would end nats-py's reconnecting for good.
         client._error_cb = self._failed  # noqa: SLF001  (nats-py has no setter)
         self._connected_once = True
@@ -245,6 +248,8 @@ class Link:
         return chosen, pause_s
 
     async def _abandon(self) -> None:
+        if not self._begun:
+            return
         with suppress(nats.errors.Error, OSError):
             await self.client.close()
 

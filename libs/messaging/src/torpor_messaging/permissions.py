@@ -100,7 +100,7 @@ def of_service(service: str) -> Grants:
     if service in _TIMED:
         publish += [*_reads("TIMERS", f"timer.due.*.{service}.>", "*"), "$JS.ACK.TIMERS.>"]
     if service == "log-relay":
-        publish.append("$JS.API.STREAM.MSG.GET.EVENTS")
+        publish += ["$JS.API.STREAM.MSG.GET.EVENTS", "$JS.API.STREAM.MSG.GET.HEADS"]
     subscribe = [f"_INBOX.*.svc-{service}.>", f"qry.*.{service}.>", *_HEARS.get(service, ())]
     return Grants(tuple(publish), tuple(subscribe), _NEVER)
 

@@ -83,12 +83,16 @@ class ReactorRoute:
 
 @dataclass(frozen=True)
 class BackgroundRoute:
-    """A loop of the service's own, such as a sweeper or a heartbeat: every `every_s`, first after `first_s`."""
+    """A loop of the service's own, such as a sweeper or a heartbeat: every `every_s`, first after `first_s`.
+
+    While it fails the pauses grow up to `pause_s_max`.
+    """
 
     name: str
     every_s: float
     run: Callable[[], Awaitable[None]]
     first_s: float = 0.0
+    pause_s_max: float = 30.0
 
 
 @dataclass(frozen=True)
