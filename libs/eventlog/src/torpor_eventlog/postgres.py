@@ -13,7 +13,15 @@ from torpor_eventlog.group_commit import GroupCommit
 from torpor_eventlog.merkle import Frontier, ProofPlan, Span
 from torpor_eventlog.planning import End, prepare, receipt_from
 from torpor_eventlog.port import Commit, Head, Recorded
-from torpor_eventlog.postgres_schema import AWAY, COMMAND_S_MAX, CONNECT_S_MAX, ERRORS, as_transient, prepare_database
+from torpor_eventlog.postgres_schema import (
+    AWAY,
+    COMMAND_S_MAX,
+    CONNECT_S_MAX,
+    ERRORS,
+    LOCK_WAIT_S,
+    as_transient,
+    prepare_database,
+)
 from torpor_eventlog.postgres_writer import PostgresWriter
 from torpor_eventlog.proving import checked_consistency_plan, checked_inclusion_plan
 
@@ -44,20 +52,22 @@ _NODES: Final = """
 class PostgresLog:
     """An `EventLog` over a database's schema `torpor_log`. Made by `open`; used from one event loop."""
 
-    def __init__(self, dsn: str, pool: asyncpg.Pool, on_commit: Callable[[int], None] | None) -> None:
+    def __init__(self, pool: asyncpg.Pool, writer: PostgresWriter, on_commit: Callable[[int], None] | None) -> None:
         self._pool = pool
-        self._writer = PostgresWriter(dsn)
+        self._writer = writer
         self._group = GroupCommit(self._writer.write, on_commit)
         self._closed = False
 
     @classmethod
-    async def open(cls, dsn: str, on_commit: Callable[[int], None] | None = None) -> "PostgresLog":
+    async def open(
+        cls, dsn: str, on_commit: Callable[[int], None] | None = None, lock_wait_s: float = LOCK_WAIT_S
+    ) -> "PostgresLog":
         """The log in the database that `dsn` names; its schema is made if there is none.
 
         `on_commit` is told the new last position after each batch that added something.
         Raises `LogUnusable` for a database that cannot hold the log, `Transient` when the server is away.
         """
-        await prepare_database(dsn)
+        await prepare_database(dsn, lock_wait_s)
         try:
             pool = await asyncpg.create_pool(
                 dsn,
@@ -70,7 +80,7 @@ class PostgresLog:
             )
         except ERRORS as error:
             raise as_transient(error) from error
-        return cls(dsn, pool, on_commit)
+        return cls(pool, PostgresWriter(dsn, lock_wait_s), on_commit)
 
     async def append(self, commit: Commit) -> Receipt:
         """See `EventLog.append`."""

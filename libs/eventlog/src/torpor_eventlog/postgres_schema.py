@@ -15,8 +15,8 @@ COMMAND_S_MAX: Final = 30.0
 
 CONNECT_S_MAX: Final = 5.0
 
-_LOCK_WAIT: Final = "10s"
-"""How long a statement waits for another writer's batch, which lasts milliseconds."""
+LOCK_WAIT_S: Final = 5.0
+"""How long a statement waits for other writers' batches, which last milliseconds."""
 
 _SCHEMA_LOCK: Final = 0x54525052
 """The advisory lock under which the schema is made, so that several services may start at once."""
@@ -69,13 +69,13 @@ AWAY: Final = (
 ERRORS: Final = (*AWAY, asyncpg.PostgresError)
 
 
-async def connect(dsn: str) -> asyncpg.Connection:
+async def connect(dsn: str, lock_wait_s: float = LOCK_WAIT_S) -> asyncpg.Connection:
     """A connection with bounded waits, whose commits are durable whatever the server's default is."""
     connection: asyncpg.Connection = await asyncpg.connect(
         dsn,
         timeout=CONNECT_S_MAX,
         command_timeout=COMMAND_S_MAX,
-        server_settings={"lock_timeout": _LOCK_WAIT, "application_name": "torpor-log"},
+        server_settings={"lock_timeout": f"{lock_wait_s * 1000:.0f}ms", "application_name": "torpor-log"},
     )
     await connection.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
@@ -83,13 +83,13 @@ async def connect(dsn: str) -> asyncpg.Connection:
     return connection
 
 
-async def prepare_database(dsn: str) -> None:
+async def prepare_database(dsn: str, lock_wait_s: float = LOCK_WAIT_S) -> None:
     """Make sure that the database holds a log of this release, and make one if there is none yet.
 
     Raises `LogUnusable` when it cannot be one, `Transient` when the server is away.
     """
     try:
-        connection = await connect(dsn)
+        connection = await connect(dsn, lock_wait_s)
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)

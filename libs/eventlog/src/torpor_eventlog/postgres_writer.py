@@ -37,8 +37,9 @@ class PostgresWriter:
     commit get looked up.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, lock_wait_s: float) -> None:
         self._dsn = dsn
+        self._lock_wait_s = lock_wait_s
         self._connection: asyncpg.Connection | None = None
         self._kept = Kept()
 
@@ -109,7 +110,7 @@ class PostgresWriter:
 
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._dsn)
+            self._connection = await connect(self._dsn, self._lock_wait_s)
         return self._connection
 
     def _drop(self) -> None:
