@@ -146,7 +146,7 @@ class ReactorFollower:
     """Reacts to events in order per stream, different streams in parallel, at least once.
 
     The position is a low-water mark: everything up to it is settled. It is saved in the view store now and then and
-    at the end, so after a crash some reactions happen again.
+    at the end, so after a crash some reactions happen again. `name` is no projection's of the same store.
     """
 
     def __init__(
@@ -244,14 +244,15 @@ class ReactorFollower:
         return None
 
     def _queue(self, reaction: _Reaction) -> None:
-        assert self._tasks is not None, "rows are taken only inside run()"
+        tasks = self._tasks
+        assert tasks is not None, "rows are taken only inside run()"
         stream = reaction.recorded.stream
         self._pending[reaction.recorded.position] = None
         if stream in self._queues:
             self._queues[stream].append(reaction)
         else:
             self._queues[stream] = deque([reaction])
-            self._tasks.create_task(self._work(stream))
+            tasks.create_task(self._work(stream))
 
     async def _work(self, stream: str) -> None:
         queue = self._queues[stream]
