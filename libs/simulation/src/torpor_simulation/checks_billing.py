@@ -73,7 +73,8 @@ def _stored(meter: Meter, history: History) -> Iterator[Violation]:
 def _apart(meters: Sequence[Meter]) -> Iterator[Violation]:
     by_session: dict[str, list[Meter]] = {}
     for meter in meters:
-        if meter.kind == "running":
+        # An interval of no length charges nothing: a machine that came up after its session had given it up has one.
+        if meter.kind == "running" and meter.charge_ends_us != meter.opened_us:
             by_session.setdefault(meter.session_id, []).append(meter)
     for session_id, own in by_session.items():
         own.sort(key=lambda meter: (meter.opened_us, meter.charge_ends_us or meter.opened_us))
