@@ -12,11 +12,11 @@ class SnapshotStoreSettings(BaseSettings):
     `TORPOR_SNAPSHOT_STORE_FINISH_EVERY_S`: how often broken-off frees are looked for, seconds.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TORPOR_SNAPSHOT_STORE_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TORPOR_SNAPSHOT_STORE_", frozen=True, populate_by_name=True)
 
-    data_dir: Path = Field(Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
-    chunks_directory: Path | None = Field(None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
-    finish_every_s: float = Field(30.0, gt=0)
+    data_dir: Path = Field(default=Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
+    chunks_directory: Path | None = Field(default=None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
+    finish_every_s: float = Field(default=30.0, gt=0)
 
     def chunks_root(self) -> Path:
         """Where parts of checkpoints are kept."""

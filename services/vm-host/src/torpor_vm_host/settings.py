@@ -20,33 +20,33 @@ class VmHostSettings(BaseSettings):
     offers; left out, what the driver finds. `heartbeat_s` belongs to the scheduler's idea of silence: change both.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True, populate_by_name=True)
 
     host_id: str = "host-local"
     driver: str = "auto"
-    data_dir: Path = Field(Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
+    data_dir: Path = Field(default=Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
     directory: Path | None = None
-    chunks_directory: Path | None = Field(None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
+    chunks_directory: Path | None = Field(default=None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
 
-    vcpus: int | None = Field(None, ge=1)
-    memory_mib: int | None = Field(None, ge=1)
-    disk_mib: int | None = Field(None, ge=1)
-    vms_max: int | None = Field(None, ge=1)
+    vcpus: int | None = Field(default=None, ge=1)
+    memory_mib: int | None = Field(default=None, ge=1)
+    disk_mib: int | None = Field(default=None, ge=1)
+    vms_max: int | None = Field(default=None, ge=1)
 
-    heartbeat_s: float = Field(2.0, gt=0)
-    look_every_s: float = Field(1.0, gt=0)
-    claim_s_max: float = Field(180.0, gt=0)
-    execs_max: int = Field(64, ge=1)
-    output_bytes_max: int = Field(64 * 1024 * 1024, ge=1)
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    look_every_s: float = Field(default=1.0, gt=0)
+    claim_s_max: float = Field(default=180.0, gt=0)
+    execs_max: int = Field(default=64, ge=1)
+    output_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1)
 
-    driver_look_s: float = Field(10.0, gt=0)
-    driver_destroy_s: float = Field(20.0, gt=0)
-    driver_start_s: float = Field(120.0, gt=0)
-    driver_checkpoint_s: float = Field(120.0, gt=0)
-    exec_grace_s: float = Field(30.0, gt=0)
+    driver_look_s: float = Field(default=10.0, gt=0)
+    driver_destroy_s: float = Field(default=20.0, gt=0)
+    driver_start_s: float = Field(default=120.0, gt=0)
+    driver_checkpoint_s: float = Field(default=120.0, gt=0)
+    exec_grace_s: float = Field(default=30.0, gt=0)
 
-    simulated_start_s: float = Field(0.02, ge=0)
-    simulated_checkpoint_s: float = Field(0.02, ge=0)
+    simulated_start_s: float = Field(default=0.02, ge=0)
+    simulated_checkpoint_s: float = Field(default=0.02, ge=0)
 
     @field_validator("host_id")
     @classmethod

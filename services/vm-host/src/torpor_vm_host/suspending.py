@@ -17,7 +17,7 @@ from torpor_messaging.service import Incoming
 from torpor_vm_host.checkpoints import NotDone, failure_of
 from torpor_vm_host.domain import decisions, observations
 from torpor_vm_host.domain.observations import Failure
-from torpor_vm_host.domain.vm import Running, Suspending
+from torpor_vm_host.domain.vm import Running, Suspending, VmState, held_by
 from torpor_vm_host.hosting import Hosting
 from torpor_vm_host.ledger import About
 from torpor_vm_host.ports import VM_GONE, DriverError
@@ -59,24 +59,25 @@ class Suspends:
         try:
             manifest = await self._checkpoint(state)
             await self._checkpoints.register(about, state.suspend.checkpoint_id, manifest, state.suspend.deadline_at)
-            gone = await self._cleared(state)
+            gone = await self._ended(state)
         except (DriverError, ChunkError, NotDone) as error:
             _log.warning("%s is not suspended: %s", vm_id, error)
             await self._run_on(about, state, failure_of(error))
             return
         suspend_ms = round(1000 * (self._clock.monotonic_s() - began_s))
-        await self._ledger.observe(
+        after = await self._ledger.observe(
             about,
             vm_id,
             lambda now, place: observations.suspended(now, place, manifest.fingerprint, suspend_ms, gone),
         )
+        await self._let_go(about, vm_id, after)
 
     async def _checkpoint(self, state: Suspending) -> CheckpointManifest:
         """The machine's checkpoint, complete in the chunk store: the noted one, else a new one."""
         vm_id, suspend = state.claim.vm_id, state.suspend
         present = find(await self._driver.machines(), vm_id)
         noted = await self._workspace.read_manifest(vm_id, suspend.checkpoint_id)
-        if noted is not None and (present is None or present.state == "paused"):
+        if noted is not None and (present is None or present.state in {"paused", "dead"}):
             return noted
         if present is None or present.state == "dead":
             raise DriverError(VM_GONE, f"{vm_id} is gone before its checkpoint was complete", retryable=False)
@@ -98,16 +99,25 @@ class Suspends:
         await self._workspace.write_manifest(vm_id, suspend.checkpoint_id, manifest)
         return manifest
 
-    async def _cleared(self, state: Suspending) -> list[ResourceRef]:
-        """End a machine whose checkpoint is registered; what it holds still is let go of later."""
+    async def _ended(self, state: Suspending) -> list[ResourceRef]:
+        """End a machine whose checkpoint is registered. The note stays until that is recorded: it says what was."""
         vm_id = state.claim.vm_id
         try:
-            return await self._clearing.clear(vm_id, state.held)
+            return await self._clearing.end(vm_id, state.held)
         except DriverError:
             present = find(await self._driver.machines(), vm_id)
             if present is not None and present.state != "dead":
                 raise
             return []
+
+    async def _let_go(self, about: About, vm_id: VmId, state: VmState) -> None:
+        """Give back the rest of what a suspended machine held; what cannot be given back now, upkeep will."""
+        try:
+            gone = await self._clearing.clear(vm_id, held_by(state))
+        except DriverError as error:
+            _log.warning("%s holds something still: %s", vm_id, error)
+            return
+        await self._ledger.observe(about, vm_id, lambda now, place: observations.released(now, place, gone))
 
     async def _forget_recorded(self, vm_id: VmId) -> None:
         state = await self._ledger.state(vm_id)

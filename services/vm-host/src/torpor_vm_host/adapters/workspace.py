@@ -97,6 +97,11 @@ class DirectoryWorkspace:
                     file.flush()
                     os.fsync(file.fileno())
                 aside.replace(path)
+                directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
 
         await self._offload(write)
 
