@@ -22,6 +22,9 @@ HOSTS_MAX: Final = 10_000
 PAGE: Final = 1_000
 PLACED_MAX: Final = 10_000
 
+PLACED_OFTEN: Final = 64
+"""Placements after which the view is read again however fresh it is: each is looked at in every decision."""
+
 
 class _Placed(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that the view may not count yet; `position` None: its start is not in the log yet."""
@@ -44,7 +47,8 @@ class Fleet:
     async def refresh(self) -> None:
         """Read the view of hosts again, unless that was done a moment ago."""
         now_s = self._clock.monotonic_s()
-        if self._read_at_s is not None and now_s - self._read_at_s < REFRESH_S:
+        fresh = self._read_at_s is not None and now_s - self._read_at_s < REFRESH_S
+        if fresh and len(self._placed) < PLACED_OFTEN:
             return
         # The position first: a machine that is in the rows already may then count twice for a moment, never not at all.
         position = await self._views.position(Views.name)

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from torpor_contracts.errors import Rejected
+from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.ids import SYSTEM_TENANT, HostId, SessionId, TenantId
 from torpor_contracts.scheduling import (
     DesiredState,
@@ -145,9 +145,7 @@ class Queries:
         deadline_s = self._clock.monotonic_s() + BEHIND_MAX_S
         while (position := await self._views.position(Views.name)) < at_least:
             if self._clock.monotonic_s() >= deadline_s:
-                raise Rejected(
-                    "view-behind", f"the view is at position {position}, not yet at {at_least}", "ask again in a moment"
-                )
+                raise Transient(f"the view is at position {position}, not yet at {at_least}", retry_after_s=0.5)
             await self._clock.sleep(BEHIND_PAUSE_S)
 
     def _host_view(self, row: HostRow) -> HostView:
