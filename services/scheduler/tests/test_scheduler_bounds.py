@@ -37,7 +37,7 @@ def test_a_sleeping_session_is_a_row_and_nothing_else() -> None:
         for number in range(20):
             await one.create(f"s-{number}")
             await one.command(f"s-{number}", SuspendSession())
-            await one.settle()
+            await one.passes(1)
         async with one.outside.views.reading() as rows:
             asleep = await rows.find(SESSIONS, {"phase": "suspended"})
             assert len(asleep) == 20
