@@ -240,6 +240,13 @@ def test_too_late_or_too_much_ends_a_start_before_anything_is_claimed() -> None:
         assert held_by(fold(events)) == ()
 
 
+def test_a_start_that_failed_is_recorded_once_however_often_it_is_asked_for() -> None:
+    late = msgspec.structs.replace(START, deadline_at=NOW)
+    failed = fold(start(ABSENT, late))
+    assert start(failed, late) == []
+    assert start(failed, room=False) == []
+
+
 def test_a_late_suspend_fails_and_the_machine_runs_on() -> None:
     late = msgspec.structs.replace(SUSPEND, deadline_at=NOW)
     events = decisions.suspend(fold(STARTED), late, PLACE)

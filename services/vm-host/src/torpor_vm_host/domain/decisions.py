@@ -47,7 +47,7 @@ def check_tenant(state: VmState, tenant_id: TenantId) -> None:
 def start(
     state: VmState, command: StartVm, tenant_id: TenantId, place: Place, resources: list[ResourceRef], *, room: bool
 ) -> list[VmEvent]:
-    """Claim the machine; nothing when it is claimed already; a failure when it is too late or there is no room."""
+    """Claim the machine; nothing when that is done; a failure, once, when it is too late or there is no room."""
     match state:
         case Claimed() | Running() | Suspending() | Quarantined():
             _check_same(state, place, command.session_id, command.incarnation)
@@ -60,12 +60,12 @@ def start(
             )
         case _ as never:
             assert_never(never)
-    late = deadline_failure(command.deadline_at, place.now)
-    if late is not None:
-        return [start_failed(command, place, late)]
-    if not room:
-        full = Failure("no-capacity", f"{place.host_id} has no room for the machine now", retryable=True)
-        return [start_failed(command, place, full)]
+    failure = deadline_failure(command.deadline_at, place.now)
+    if failure is None and not room:
+        failure = Failure("no-capacity", f"{place.host_id} has no room for the machine now", retryable=True)
+    if failure is not None:
+        # A start that has failed already is on record; it failed once, however often it is asked for.
+        return [] if isinstance(state, Ended) else [start_failed(command, place, failure)]
     return [
         VmClaimed(
             vm_id=place.vm_id,
