@@ -6,13 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
 from torpor_simulation.plan import draw
-from torpor_simulation.running import Outcome, run_world
+from torpor_simulation.running import Outcome, run_seed, run_seeds, run_world
 
 FAILURES_SHOWN_MAX: Final = 10
 PROGRESS_EVERY_S: Final = 5.0
+SHARE: Final = 8
+"""Worlds that a worker is given at a time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,14 +61,12 @@ def _run(seeds: range, jobs: int) -> int:
 
 def _outcomes(seeds: range, jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(_one, seeds)
+        yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=200) as pool:
-        yield from pool.imap_unordered(_one, seeds, chunksize=4)
-
-
-def _one(seed: int) -> Outcome:
-    return run_world(draw(seed))
+    shares = [seeds[start : start + SHARE] for start in range(0, len(seeds), SHARE)]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(run_seeds, share) for share in shares]):
+            yield from done.result()
 
 
 def _replay(seed: int, *, trace: bool) -> int:

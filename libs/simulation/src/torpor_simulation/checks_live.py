@@ -5,6 +5,7 @@ from typing import Any
 
 from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.checkpoint import CheckpointFreed, CheckpointRecorded
+from torpor_contracts.host import HostLost, HostRegistered
 from torpor_contracts.ids import CheckpointId, VmId
 from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
 from torpor_eventlog.port import Recorded
@@ -21,6 +22,8 @@ class LiveChecks:
         self._violated = violated
         self.held: dict[tuple[VmId, str], set[ResourceRef]] = {}
         """What is claimed and not released, by machine and host."""
+        self.hosts_up: dict[str, bool] = {}
+        """Whether each host that ever registered is there, as the log has it."""
         self._checkpoints: dict[CheckpointId, CheckpointRecorded] = {}
         self._machines: dict[VmId, Sighting] = {}
         self._spawned: set[tuple[str, str]] = set()
@@ -76,12 +79,18 @@ class LiveChecks:
                     self._restorable(event, row)
             case VmReleased():
                 self._released(event, row)
-            case CheckpointRecorded():
-                self._checkpoints[event.checkpoint_id] = event
-            case CheckpointFreed():
-                self._checkpoints.pop(event.checkpoint_id, None)
+            case HostRegistered() | HostLost():
+                self.hosts_up[event.host_id] = isinstance(event, HostRegistered)
+            case CheckpointRecorded() | CheckpointFreed():
+                self._stored(event)
             case _:
                 pass
+
+    def _stored(self, event: CheckpointRecorded | CheckpointFreed) -> None:
+        if isinstance(event, CheckpointRecorded):
+            self._checkpoints[event.checkpoint_id] = event
+        else:
+            self._checkpoints.pop(event.checkpoint_id, None)
 
     def _restorable(self, event: VmSuspended, row: Recorded) -> None:
         recorded = self._checkpoints.get(event.checkpoint_id)

@@ -29,7 +29,10 @@ from torpor_simulation.hypervisor import FaultyChunks, FaultyDriver, Host, HostW
 from torpor_simulation.log import SimLog
 from torpor_simulation.process import Process
 from torpor_simulation.programs import Main, Program
+from torpor_simulation.surroundings import Surroundings
 from torpor_simulation.views import SimViews
+from torpor_snapshot_store import assembly as snapshot_store
+from torpor_snapshot_store.settings import SnapshotStoreSettings
 from torpor_vm_host import assembly as vm_host
 from torpor_vm_host.settings import VmHostSettings
 
@@ -66,6 +69,7 @@ VM_HOST: Final = {
     "driver_destroy_s": 5.0,
     "exec_grace_s": 10.0,
 }
+SNAPSHOT_STORE: Final = SnapshotStoreSettings(finish_every_s=6.0)
 CAPACITY: Final = HostCapacity(vcpus=3, memory_mib=1024, disk_mib=4096, vms_max=3)
 BILLING: Final = BillingSettings()
 REAPER: Final = ReaperSettings(grace_s=6.0, notice_s=3.0, backoff_s=4.0, backoff_s_max=16.0, deadline_s=200.0)
@@ -76,7 +80,7 @@ class Kind:
     """A kind of service: its replicas share its views."""
 
     name: str
-    build: Callable[[ServicePorts], Service]
+    build: Callable[[ServicePorts, Surroundings], Service]
 
 
 class Fleet:
@@ -85,9 +89,10 @@ class Fleet:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.kinds = {
-            "scheduler": Kind("scheduler", lambda ports: scheduler.build(SCHEDULER, ports)),
-            "billing": Kind("billing", lambda ports: billing.build(BILLING, ports)),
-            "reaper": Kind("reaper", lambda ports: reaper.build(REAPER, ports)),
+            "scheduler": Kind("scheduler", lambda ports, _: scheduler.build(SCHEDULER, ports)),
+            "snapshot-store": Kind("snapshot-store", self._snapshot_store),
+            "billing": Kind("billing", lambda ports, _: billing.build(BILLING, ports)),
+            "reaper": Kind("reaper", lambda ports, _: reaper.build(REAPER, ports)),
         }
         self.views = {name: MemoryViewStore() for name in (*self.kinds, *world.hosts)}
         self._built: dict[str, Service] = {}
@@ -143,10 +148,14 @@ class Fleet:
     def _main(self, kind: Kind) -> Main:
         async def main(process: Process) -> None:
             ports, hosting = self.ports(process, CORE, self.views[kind.name])
-            service = self._built[kind.name] = kind.build(ports)
+            service = self._built[kind.name] = kind.build(ports, hosting.around)
             await hosting.run(service)
 
         return main
+
+    def _snapshot_store(self, ports: ServicePorts, around: Surroundings) -> Service:
+        chunks = FaultyChunks(self._world.chunks, around, self._world.plan.driver)
+        return snapshot_store.build(SNAPSHOT_STORE, ports, chunks)
 
     def _vm_host(self, host: Host) -> Main:
         settings = VmHostSettings.model_validate({**VM_HOST, "host_id": host.host_id})

@@ -17,6 +17,7 @@ async def unsettled(world: "World") -> list[str]:
         *_sessions_on_their_way(world),
         *_machines_on_their_way(world),
         *_messages_on_their_way(world),
+        *_hosts_on_their_way(world),
         *await _followers_behind(world),
     ]
 
@@ -59,10 +60,17 @@ def _messages_on_their_way(world: "World") -> Iterator[str]:
         yield f"the stream ends at {len(world.events.rows)}, the log at {len(world.log.rows)}"
 
 
+def _hosts_on_their_way(world: "World") -> Iterator[str]:
+    for host_id in sorted(world.gone):
+        if world.live.hosts_up.get(host_id):
+            yield f"{host_id} is gone and is not declared lost"
+
+
 async def _followers_behind(world: "World") -> list[str]:
     last = len(world.log.rows)
     behind = []
-    for kind, store, followers in world.fleet.followers():
+    there = [found for found in world.fleet.followers() if found[0] not in world.gone]
+    for kind, store, followers in there:
         for follower in followers:
             position = await store.position(follower)
             if position < last:

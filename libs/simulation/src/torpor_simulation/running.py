@@ -5,14 +5,15 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from torpor_simulation.history import Violation
 from torpor_simulation.loop import Deadlock, TooManySteps, VirtualLoop
-from torpor_simulation.plan import Plan
+from torpor_simulation.plan import Plan, draw
 from torpor_simulation.world import World, scratch_directory
 
 
@@ -53,6 +54,8 @@ def run_world(
             loop.run_until_complete(live())
         except (Deadlock, TooManySteps) as error:
             ended.append(Violation(type(error).__name__.lower(), str(error)))
+        except Exception as error:  # noqa: BLE001  (a world that breaks the simulator is a finding, and has a seed)
+            ended.append(Violation("escaped", "".join(traceback.format_exception(error, limit=-4))))
         finally:
             _end(loop)
     (world,) = worlds
@@ -66,6 +69,20 @@ def run_world(
         virtual_s=loop.time(),
         wall_s=time.perf_counter() - began_s,
     )
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run the world of a seed."""
+    return run_world(draw(seed))
+
+
+def run_seeds(seeds: Sequence[int]) -> list[Outcome]:
+    """Run the worlds of these seeds, one after the other; for a worker process."""
+    outcomes = []
+    for seed in seeds:
+        outcomes.append(run_seed(seed))
+        gc.collect()
+    return outcomes
 
 
 def _end(loop: VirtualLoop) -> None:
