@@ -12,7 +12,7 @@ import msgspec
 from tests.support.fakes import Published, RememberingTimers
 from torpor_chunks.memory import MemoryChunks
 from torpor_chunks.offload import inline
-from torpor_chunks.port import StoreUnavailable
+from torpor_chunks.port import StoredPart, StoreUnavailable
 from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.ids import CheckpointId, CommandId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.replies import Receipt, Refusal, Reply
@@ -47,11 +47,15 @@ CKP = CheckpointId("ckp-1")
 
 
 class Points:
-    """Named points of a run. What stands under a name happens when the point is passed, once."""
+    """Named points of a run. What is planned for a point happens when it is passed, once; it may raise."""
 
     def __init__(self) -> None:
         self.passed: list[str] = []
         self.plans: dict[str, Callable[[], None]] = {}
+
+    def plan(self, point: str, what: Callable[[], None], after: int = 0) -> None:
+        """Let something happen at a point, once it has been passed `after` times more."""
+        self.plans[point] = what if not after else lambda: self.plan(point, what, after - 1)
 
     def reach(self, point: str) -> None:
         self.passed.append(point)
@@ -114,6 +118,18 @@ class PointedDriver(SimulatedDriver):
     async def forget(self, vm_id: VmId, exec_id: ExecId) -> None:
         self.points.reach("forget")
         await super().forget(vm_id, exec_id)
+
+
+class PointedChunks(MemoryChunks):
+    """The chunk store, with a point before each put."""
+
+    def __init__(self, points: Points) -> None:
+        super().__init__()
+        self._points = points
+
+    async def put(self, file: Path) -> StoredPart:
+        self._points.reach("put")
+        return await super().put(file)
 
 
 class StickyWorkspace(DirectoryWorkspace):
@@ -187,7 +203,7 @@ class HostWorld:
         self.database = MemoryDatabase()
         self.log = PointedLog(self.database, self.points)
         self.views, self.store_views = MemoryViewStore(), MemoryViewStore()
-        self.machines, self.chunks = MemoryMachines(), MemoryChunks()
+        self.machines, self.chunks = MemoryMachines(), PointedChunks(self.points)
         self.bus = HostBus(self)
         self.clock = SimClock(Process("the world"))
         self._boots = itertools.count(1)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.support.vm_host_world import CKP, HostWorld, claimed_resources, exec_vm, in_virtual_time
-from torpor_chunks.port import NoSpace, StoredPart
+from torpor_chunks.port import NoSpace
 from torpor_contracts.checkpoint import CheckpointRecorded, RegisterCheckpoint
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import CheckpointId, CommandId, HostId, TenantId
@@ -167,16 +167,11 @@ async def not_suspended(world: HostWorld, **changes: Any) -> VmSuspendFailed:
 def test_without_room_in_the_store_the_machine_runs_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = await running(tmp_path)
-        put, calls = world.chunks.put, 0
 
-        async def full_at_the_second(file: Path) -> StoredPart:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise NoSpace("the disk is full")
-            return await put(file)
+        def full() -> None:
+            raise NoSpace("the disk is full")
 
-        world.chunks.put = full_at_the_second  # type: ignore[method-assign]
+        world.points.plan("put", full, after=1)
         failed = await not_suspended(world)
         assert failed.code == "no-space"
         assert await world.tags(CKP) == []

@@ -1,0 +1,129 @@
+"""Which driver a host gets, and how it is told what to do when it gets none; settings; the host's own directory."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from torpor_contracts.checkpoint import CheckpointManifest
+from torpor_contracts.errors import Rejected
+from torpor_contracts.host import HostCapacity
+from torpor_contracts.ids import CheckpointId, SessionId, VmId
+from torpor_messaging.system import SystemClock
+from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
+from torpor_vm_host.adapters.workspace import DirectoryWorkspace
+from torpor_vm_host.drivers import DRIVERS, Availability, DriverEnvironment, DriverKind, make_driver, probe_all
+from torpor_vm_host.settings import VmHostSettings
+
+
+class BetterDriver(SimulatedDriver):
+    """Stands for a driver of a later release."""
+
+    name = "better"
+
+
+def environment(root: Path) -> DriverEnvironment:
+    return DriverEnvironment(directory=root, clock=SystemClock(), timing=Timing())
+
+
+def better(*, ok: bool) -> DriverKind:
+    async def probe() -> Availability:
+        return Availability(ok=ok, reason="it was tried", advice="install it")
+
+    def make(given: DriverEnvironment) -> SimulatedDriver:
+        kind = DRIVERS["simulated"].make
+        assert kind is not None
+        made = kind(given)
+        assert isinstance(made, SimulatedDriver)
+        made.__class__ = BetterDriver
+        return made
+
+    return DriverKind("better", probe, make)
+
+
+def test_every_driver_says_what_it_can_and_what_to_do() -> None:
+    found = asyncio.run(probe_all())
+    assert list(found) == ["firecracker", "qemu", "simulated"]
+    assert found["simulated"].ok
+    for one in found.values():
+        assert one.reason
+        assert one.ok or one.advice
+
+
+@pytest.mark.parametrize("name", ["qemu", "firecracker"])
+def test_a_driver_that_is_not_there_is_refused_with_advice(tmp_path: Path, name: str) -> None:
+    if DRIVERS[name].make is not None:
+        pytest.skip(f"this release has a {name} driver")
+    with pytest.raises(Rejected) as refused:
+        asyncio.run(make_driver(name, environment(tmp_path)))
+    assert refused.value.code == "driver-unavailable"
+    assert "simulated" in refused.value.advice
+
+
+def test_an_unknown_driver_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="driver-unknown"):
+        asyncio.run(make_driver("xen", environment(tmp_path)))
+
+
+@pytest.mark.parametrize(("works", "name"), [(True, "better"), (False, "simulated")])
+def test_auto_takes_the_best_that_works(tmp_path: Path, works: bool, name: str) -> None:
+    drivers = {"better": better(ok=works), "simulated": DRIVERS["simulated"]}
+    assert asyncio.run(make_driver("auto", environment(tmp_path), drivers)).name == name
+
+
+def test_without_any_driver_the_reasons_are_given(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="better: it was tried"):
+        asyncio.run(make_driver("auto", environment(tmp_path), {"better": better(ok=False)}))
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "TORPOR_DATA_DIR": str(tmp_path),
+        "TORPOR_VM_HOST_HOST_ID": "host-7",
+        "TORPOR_VM_HOST_DRIVER": "simulated",
+        "TORPOR_VM_HOST_VCPUS": "3",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings = VmHostSettings()
+    assert (settings.host_id, settings.driver) == ("host-7", "simulated")
+    assert settings.vms_directory() == tmp_path / "vm-host" / "host-7"
+    assert settings.chunks_root() == tmp_path / "chunks"
+    found = HostCapacity(vcpus=8, memory_mib=1, disk_mib=2, vms_max=4)
+    assert settings.offered(found) == HostCapacity(vcpus=3, memory_mib=1, disk_mib=2, vms_max=4)
+    monkeypatch.setenv("TORPOR_CHUNKS_DIRECTORY", "/elsewhere")
+    assert VmHostSettings().chunks_root() == Path("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"host_id": "Host 1"}, {"host_id": "s-1"}, {"heartbeat_s": 0}, {"vcpus": 0}, {"output_bytes_max": -1}]
+)
+def test_illegal_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        VmHostSettings(**wrong)
+
+
+def test_a_manifest_is_noted_forgotten_and_gone_with_its_machine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        workspace, vm_id, checkpoint_id = DirectoryWorkspace(tmp_path), VmId("vm-1"), CheckpointId("ckp-1")
+        manifest = CheckpointManifest(
+            session_id=SessionId("s-1"), incarnation=1, parent_id=None, fingerprint="f", parts=[]
+        )
+        await workspace.create(vm_id)
+        assert await workspace.read_manifest(vm_id, checkpoint_id) is None
+        await workspace.write_manifest(vm_id, checkpoint_id, manifest)
+        assert await workspace.read_manifest(vm_id, checkpoint_id) == manifest
+        (tmp_path / "vms" / "vm-1" / "ckp-1.json").write_bytes(b"{")
+        assert await workspace.read_manifest(vm_id, checkpoint_id) is None, "half a note is none"
+        await workspace.write_manifest(vm_id, checkpoint_id, manifest)
+        await workspace.forget_manifest(vm_id, checkpoint_id)
+        await workspace.forget_manifest(vm_id, checkpoint_id)
+        assert await workspace.read_manifest(vm_id, checkpoint_id) is None
+        claimed = [workspace.resource(vm_id)]
+        assert await workspace.remaining(claimed) == claimed
+        await workspace.remove(vm_id)
+        await workspace.remove(vm_id)
+        assert await workspace.remaining(claimed) == []
+
+    asyncio.run(scenario())
