@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG: Final = 1
 _log: Final = logging.getLogger(__name__)
 Opened = TypeVar("Opened")
+Build = Callable[[ServicePorts], Service | Awaitable[Service]]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +71,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     damages: int
 
 
-def run_service(name: str, build: Callable[[ServicePorts], Service], settings: ServiceSettings | None = None) -> int:
-    """Run a service until SIGTERM or SIGINT; the process's exit code."""
+def run_service(name: str, build: Build, settings: ServiceSettings | None = None) -> int:
+    """Run a service until SIGTERM or SIGINT; the process's exit code. `build` may first look around, asynchronously."""
     try:
         told = settings or ServiceSettings()  # type: ignore[call-arg]  # from the environment
     except ValueError as error:
@@ -90,7 +91,7 @@ def run_service(name: str, build: Callable[[ServicePorts], Service], settings: S
 class Edge:
     """One service in one process."""
 
-    def __init__(self, name: str, build: Callable[[ServicePorts], Service], settings: ServiceSettings) -> None:
+    def __init__(self, name: str, build: Build, settings: ServiceSettings) -> None:
         self._name = name
         self._build = build
         self._settings = settings
@@ -112,7 +113,8 @@ class Edge:
             loop.add_signal_handler(number, self._stop.set)
         async with AsyncExitStack() as opened:
             ports = await self._open(opened)
-            service = self._build(ports)
+            built = self._build(ports)
+            service = await built if isinstance(built, Awaitable) else built
             if service.start is not None:
                 await service.start()
             if service.stop is not None:
