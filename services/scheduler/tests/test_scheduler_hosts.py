@@ -187,6 +187,19 @@ def test_a_scheduler_that_hears_nothing_calls_nobody_lost() -> None:
     world(check)
 
 
+def test_a_bus_that_is_away_is_no_failure_of_looking_at_hosts() -> None:
+    async def check(one: SchedulerWorld) -> None:
+        one.outside.bus.away = True
+        for _ in range(30):
+            one.outside.clock.pass_by(1)
+            await one.service.background[0].run()
+        one.outside.bus.away = False
+        await one.passes(5)
+        assert (await host_state(one)).state == "up"
+
+    world(check)
+
+
 def test_a_host_that_comes_back_gets_its_sessions_back() -> None:
     async def check(one: SchedulerWorld) -> None:
         host = one.hosts["host-a"]

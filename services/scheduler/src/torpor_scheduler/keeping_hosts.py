@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from torpor_contracts.errors import Transient
 from torpor_contracts.host import DeclareHostLost, HostHeartbeat, RegisterHost
 from torpor_contracts.ids import SYSTEM_TENANT
 from torpor_eventlog.views_port import ViewStore
@@ -53,8 +54,11 @@ class HostKeeper:
         self._watch.heard_ourselves()
 
     async def look(self) -> None:
-        """Send a probe, then look at every host."""
-        await self._bus.publish(self.probe_subject, b"")
+        """Send a probe, then look at every host; nothing can be said of them while the bus is away."""
+        try:
+            await self._bus.publish(self.probe_subject, b"")
+        except Transient:
+            return  # no failure of this loop's own, which would be run less often for it
         async with aclosing(pages(self._views, HOSTS)) as rows:
             async for row in rows:
                 await self._look_at(row)
