@@ -96,6 +96,17 @@ async def test_a_zombie_relay_is_refused(connect: Connect) -> None:
     assert await new.last() == (20, rows[19].digest)
 
 
+async def test_what_takes_a_rows_place_is_no_other_relay(connect: Connect) -> None:
+    rows = await grow(MemoryLog(), 3)
+    admin = await connect("admin")
+    stream = NatsEventStream(admin)
+    await stream.publish(rows[:1])
+    await admin.request("relay.system.host-draining.host-1", b"rubbish", BOUND_S)
+    with pytest.raises(StreamMismatch) as found:
+        await stream.publish(rows[1:])
+    assert found.value.position == 2
+
+
 async def test_followers_wait_for_what_comes(connect: Connect) -> None:
     log = MemoryLog()
     stream = NatsEventStream(await connect("log-relay"))

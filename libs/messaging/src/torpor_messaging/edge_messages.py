@@ -216,8 +216,8 @@ class MessageEdge:
 
         subscriber = self.broker.subscriber(
             spec.subject,
+            # nats-py binds to the durable consumer that has the queue's name.
             queue=spec.durable,
-            durable=spec.durable,
             stream=JStream(spec.stream, declare=False),
             config=ConsumerConfig(filter_subject=spec.subject),
             pending_msgs_limit=2 * spec.ack_pending_max,

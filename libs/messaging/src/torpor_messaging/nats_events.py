@@ -18,7 +18,7 @@ from torpor_contracts.errors import Poison, TorporError, Transient
 from torpor_eventlog.following import Backoff
 from torpor_eventlog.healing import Carried
 from torpor_eventlog.port import Recorded
-from torpor_eventlog.relay import FencedOut, StreamEnd
+from torpor_eventlog.relay import FencedOut, StreamEnd, StreamMismatch
 from torpor_messaging.envelope import decode_event_message, encode_event
 from torpor_messaging.nats_errors import WRONG_LAST_SEQUENCE, api_error, as_torpor_errors
 from torpor_messaging.nats_link import Link
@@ -63,15 +63,11 @@ class NatsEventStream:
         sequence = int(answer["state"]["last_seq"])
         if sequence == 0:
             return StreamEnd(0, None)
-        stored = await self._link.api(f"STREAM.MSG.GET.{EVENTS}", {"seq": sequence})
-        if "error" in stored:
-            return StreamEnd(sequence, None)
-        message = stored["message"]
-        row = _row(_headers(base64.b64decode(message.get("hdrs", ""))), base64.b64decode(message.get("data", "")))
+        _, row = await self._stored(sequence)
         return StreamEnd(sequence, None if row is None else row.digest)
 
     async def publish(self, rows: Sequence[Recorded]) -> None:
-        """See `EventStream.publish`."""
+        """See `EventStream.publish`. `StreamMismatch` when what took a refused position is no copy of its row."""
         if not rows:
             return
         client = self._link.client
@@ -82,15 +78,12 @@ class NatsEventStream:
         window = self._window = _Window(rows[0].position, len(rows))
         try:
             with as_torpor_errors(f"relaying to {EVENTS}"):
-                for row in rows:
-                    subject, headers, data = encode_event(row)
-                    headers["Nats-Expected-Last-Sequence"] = str(row.position - 1)
-                    headers["Nats-Expected-Stream"] = EVENTS
-                    await client.publish(subject, data, reply=f"{self._inbox}.{row.position}", headers=headers)
-                    if window.done.done():
-                        break
+                await self._link.publish_many(self._fenced(row) for row in rows)
                 async with asyncio.timeout(PUBLISHED_S):
                     await window.done
+        except FencedOut:
+            await self._check_fence(rows[window.refused - rows[0].position])
+            raise
         finally:
             self._window = None
             window.done.cancel()
@@ -127,6 +120,27 @@ class NatsEventStream:
         """See `StoredStream.recreate`."""
         await recreate_events(self._link)
 
+    async def _check_fence(self, refused: Recorded) -> None:
+        """Another relay's copy in our way is none of our business; anything else an operator must hear of."""
+        found, row = await self._stored(refused.position)
+        if found and row != refused:
+            raise StreamMismatch(refused.position, "something that is no copy of the log's row stands there")
+
+    async def _stored(self, sequence: int) -> tuple[bool, Recorded | None]:
+        """Whether there is a message of that sequence, and the row it carries."""
+        answer = await self._link.api(f"STREAM.MSG.GET.{EVENTS}", {"seq": sequence})
+        if "error" in answer:
+            return False, None
+        message = answer["message"]
+        headers = _headers(base64.b64decode(message.get("hdrs", "")))
+        return True, _row(headers, base64.b64decode(message.get("data", "")))
+
+    def _fenced(self, row: Recorded) -> tuple[str, str, dict[str, str], bytes]:
+        subject, headers, data = encode_event(row)
+        headers["Nats-Expected-Last-Sequence"] = str(row.position - 1)
+        headers["Nats-Expected-Stream"] = EVENTS
+        return subject, f"{self._inbox}.{row.position}", headers, data
+
     async def _answered(self, message: Msg) -> None:
         window = self._window
         if window is not None:
@@ -137,8 +151,8 @@ class _Window:
     """The publishes in flight, and the first answer that says no."""
 
     def __init__(self, first: int, count: int) -> None:
-        self._first = first
         self._missing = set(range(first, first + count))
+        self.refused = first
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def answered(self, position: int, message: Msg) -> None:
@@ -147,6 +161,7 @@ class _Window:
             return
         error = _publish_error(position, message)
         if error is not None:
+            self.refused = position
             self.done.set_exception(error)
             return
         self._missing.remove(position)
