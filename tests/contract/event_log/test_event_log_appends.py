@@ -106,6 +106,23 @@ async def test_a_stream_may_be_expected_without_being_written(log: EventLog, act
     assert len(await log.load("stream-read")) == actual
 
 
+async def test_a_replica_knows_when_a_stream_it_only_reads_was_written_by_another(open_log: Open) -> None:
+    first, second = await open_log(), await open_log()
+    await first.append(commit("stream-own"))
+    await second.append(commit("stream-read"))
+    with pytest.raises(VersionConflict):
+        await first.append(commit("stream-a", expected={"stream-a": 0, "stream-read": 0}))
+    await first.append(commit("stream-a", expected={"stream-a": 0, "stream-read": 1}))
+    await second.append(commit("stream-read", expected={"stream-read": 1}))
+    with pytest.raises(VersionConflict):
+        await first.append(commit("stream-a", expected={"stream-a": 1, "stream-read": 1}))
+    await first.append(commit("stream-shared"))
+    await second.append(commit("stream-shared", expected={"stream-shared": 1}))
+    with pytest.raises(VersionConflict):
+        await first.append(commit("stream-a", expected={"stream-a": 1, "stream-shared": 1}))
+    assert len(await check_sound(first)) == 6
+
+
 async def test_streams_load_after_a_version(log: EventLog) -> None:
     await grow(log, 5)
     await grow(log, 2, "stream-b")

@@ -15,7 +15,7 @@ from torpor_eventlog.group_commit import GroupCommit
 from torpor_eventlog.planning import Plan, Prepared, prepare
 from torpor_eventlog.port import Commit, Head, Recorded
 from torpor_eventlog.proving import checked_consistency_plan, checked_inclusion_plan
-from torpor_eventlog.sqlite_file import as_transient, prepare_file
+from torpor_eventlog.sqlite_file import BUSY_WAIT_S, as_transient, prepare_file
 from torpor_eventlog.sqlite_reader import SqliteReader
 from torpor_eventlog.sqlite_writer import SqliteWriter
 
@@ -23,9 +23,6 @@ Answer = TypeVar("Answer")
 
 READERS: Final = 2
 """Threads that read; more would only wait for the interpreter's lock."""
-
-BUSY_WAIT_S: Final = 5.0
-"""How long a batch waits for other processes' transactions, which last milliseconds."""
 
 
 class SqliteLog:

@@ -16,6 +16,9 @@ APPLICATION_ID: Final = 0x54525052
 
 SCHEMA_VERSION: Final = 1
 
+BUSY_WAIT_S: Final = 5.0
+"""How long other processes are waited for; their transactions last milliseconds."""
+
 _WAL_PAGES: Final = 4000
 """After so many pages (16 MB) the write-ahead log is folded back into the file."""
 
@@ -68,7 +71,11 @@ _SCHEMA: Final = (
 def connect(path: Path) -> sqlite3.Connection:
     """A connection in autocommit mode; it may move between threads, but only one may use it at a time."""
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=BUSY_WAIT_S,  # whoever comes first after a crash recovers the write-ahead log; the others wait for it
+        isolation_level=None,
+        check_same_thread=False,
     )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
@@ -98,7 +105,7 @@ def prepare_file(path: Path, busy_wait_s: float) -> None:
 def while_busy(attempt: Callable[[], Answer], busy_wait_s: float) -> Answer:
     """Repeat `attempt` while another connection holds the lock, for `busy_wait_s` at most.
 
-    SQLite's own waiting sleeps up to 100 ms at a time, far longer than any of our transactions lasts.
+    SQLite's own waiting sleeps up to 100 ms at a time, far longer than any of our transactions lasts: turn it off.
     """
     deadline, pause_s = time.monotonic() + busy_wait_s, _PAUSE_S_MIN
     while True:

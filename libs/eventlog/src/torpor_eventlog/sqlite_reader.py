@@ -15,9 +15,6 @@ from torpor_eventlog.planning import End, receipt_from
 from torpor_eventlog.port import Head, Recorded
 from torpor_eventlog.sqlite_file import connect
 
-_BUSY_WAIT_MS: Final = 5000
-"""A reader waits only while another process recovers the write-ahead log."""
-
 _COLUMNS: Final = (
     "position, stream, version, tag, data, occurred_at_us, command_id, causation_id, correlation_id, tenant_id, digest"
 )
@@ -87,7 +84,6 @@ class SqliteReader:
         if connection is None:
             connection = connect(self._path)
             connection.execute("PRAGMA query_only = ON")
-            connection.execute(f"PRAGMA busy_timeout = {_BUSY_WAIT_MS}")
             self._own.connection = connection
             self._all.append(connection)
         return connection

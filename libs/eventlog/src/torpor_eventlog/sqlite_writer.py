@@ -108,6 +108,7 @@ class SqliteWriter:
             raise Transient(f"another file has taken the place of the log {self._path}; restart Torpor", 30.0)
         if self._connection is None:
             self._connection, self._opened_file = connect(self._path), file
+            self._connection.execute("PRAGMA busy_timeout = 0")  # `while_busy` waits better
         return self._connection
 
 
