@@ -64,7 +64,7 @@ class Story:
         self.now += timedelta(seconds=seconds)
         return self
 
-    def when(self, command: Any, *, tenant: TenantId = ACME, exec_known: bool = False) -> Self:
+    def when(self, command: Any, *, tenant: TenantId = ACME, exec_known: bool | None = False) -> Self:
         """A command comes; a refusal is raised."""
         self._made += 1
         context = Context(
@@ -90,7 +90,7 @@ class Story:
         """The command is ignored."""
         return self.when(command, tenant=tenant).then()
 
-    def refused(self, command: Any, code: str, *, tenant: TenantId = ACME, exec_known: bool = False) -> Rejected:
+    def refused(self, command: Any, code: str, *, tenant: TenantId = ACME, exec_known: bool | None = False) -> Rejected:
         """The command is refused with this code, and with advice."""
         with pytest.raises(Rejected) as caught:
             self.when(command, tenant=tenant, exec_known=exec_known)

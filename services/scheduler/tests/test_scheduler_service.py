@@ -23,6 +23,7 @@ from torpor_contracts.session import (
 )
 from torpor_contracts.vm import ExecVm, StartVm, StopVm, SuspendVm
 from torpor_eventlog.codec import decode_event
+from torpor_scheduler.domain.folding import RECENT_EXECS_MAX
 
 QUICK = CreateSession(idle_after_s=20.0)
 
@@ -190,6 +191,19 @@ def test_programs_that_waited_are_sent_once_each_when_the_machine_runs() -> None
         await one.settle()
         sent = [command for command in one.hosts["host-a"].asked if isinstance(command, ExecVm)]
         assert [command.program.argv for command in sent] == [["echo", "one"], ["echo", "two"]]
+
+    world(check)
+
+
+def test_an_exec_id_is_remembered_for_ever() -> None:
+    async def check(one: SchedulerWorld) -> None:
+        await one.create()
+        for number in range(RECENT_EXECS_MAX + 3):
+            await one.command("s-1", program(f"e-{number}"))
+            await one.settle()
+        with pytest.raises(Rejected, match="exec-exists"):
+            await one.command("s-1", program("e-0"))
+        assert await one.command("s-1", program("e-new")) is not None
 
     world(check)
 

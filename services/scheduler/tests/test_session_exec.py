@@ -35,6 +35,7 @@ from torpor_contracts.session import (
 from torpor_contracts.session_reports import ReportExecStarted
 from torpor_scheduler.domain.folding import RECENT_EXECS_MAX
 from torpor_scheduler.domain.session import Phase, started, unstarted
+from torpor_scheduler.domain.session_decisions import HistoryNeeded
 
 
 def test_happens_in_a_running_session() -> None:
@@ -131,6 +132,9 @@ def test_refused_for_an_exec_id_that_only_the_view_remembers() -> None:
         story.when(program(f"e-{number}")).when(story.exec_ended(f"e-{number}"))
     story.refused(program("e-0"), "exec-exists", exec_known=True)
     assert len(story.session.recent_execs) == RECENT_EXECS_MAX
+    with pytest.raises(HistoryNeeded):
+        story.when(program("e-0"), exec_known=None)
+    story.when(program("e-new"), exec_known=False).then(ExecRequested)
 
 
 def test_refused_for_more_than_a_session_may_have_in_flight() -> None:

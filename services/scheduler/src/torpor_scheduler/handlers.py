@@ -19,7 +19,7 @@ from torpor_messaging.service import Incoming
 from torpor_messaging.service_ports import ServicePorts
 from torpor_scheduler.domain.host import Host, HostContext, decide_host
 from torpor_scheduler.domain.session import Session
-from torpor_scheduler.domain.session_decisions import Addressee, Context, Rules, decide
+from torpor_scheduler.domain.session_decisions import Addressee, Context, HistoryNeeded, Rules, decide
 from torpor_scheduler.domain.session_decisions.asking import check_addressee
 from torpor_scheduler.fleet import Fleet
 from torpor_scheduler.projections import EXECS, exec_key
@@ -78,7 +78,12 @@ class Handlers:
             check_addressee(addressee)
         if not isinstance(command, PLACES_NOTHING):
             await self._fleet.refresh()
-        exec_known = isinstance(command, ExecSession) and await self._exec_known(addressee, command)
+        try:
+            return await self._decide(incoming, addressee, exec_known=None)
+        except HistoryNeeded:
+            return await self._decide(incoming, addressee, exec_known=await self._exec_known(addressee, command))
+
+    async def _decide(self, incoming: Incoming, addressee: Addressee, *, exec_known: bool | None) -> Receipt | None:
         vm_id = VmId(self._ports.ids.new("vm"))
         checkpoint_id = CheckpointId(self._ports.ids.new("ckp"))
 
@@ -93,7 +98,7 @@ class Handlers:
                 exec_known=exec_known,
                 rules=self._rules,
             )
-            events = decide(session, command, addressee, context)
+            events = decide(session, incoming.command, addressee, context)
             for event in events:
                 if isinstance(event, VmStartRequested):
                     self._fleet.claim(event)
@@ -108,7 +113,7 @@ class Handlers:
             self._fleet.settle(vm_id, position)
 
     async def _exec_known(self, addressee: Addressee, command: ExecSession) -> bool:
-        """Whether the id was used before; the folded state only remembers the last few."""
+        """Whether the id was used before, as far as the view has come."""
         async with self._ports.views.reading() as rows:
             row = await rows.get(EXECS, exec_key(addressee.session_id, command.exec_id))
         return row is not None

@@ -16,6 +16,7 @@ from torpor_contracts.session import (
     TerminateRequested,
     TerminateSession,
 )
+from torpor_scheduler.domain.folding import RECENT_EXECS_MAX
 from torpor_scheduler.domain.session import Phase, Session
 from torpor_scheduler.domain.session_decisions.asking import (
     check_addressee,
@@ -23,7 +24,7 @@ from torpor_scheduler.domain.session_decisions.asking import (
     check_reason,
     check_session,
 )
-from torpor_scheduler.domain.session_decisions.context import Addressee, Context, Draft
+from torpor_scheduler.domain.session_decisions.context import Addressee, Context, Draft, HistoryNeeded
 from torpor_scheduler.domain.session_decisions.sleeping import request_suspend
 from torpor_scheduler.domain.session_decisions.waking import end_exec, place, request_resume
 
@@ -91,6 +92,8 @@ def _exec(draft: Draft, command: ExecSession, context: Context) -> None:
             f"{len(session.execs)} programs of the session have not ended",
             "wait until one of them ends",
         )
+    if context.exec_known is None and len(session.recent_execs) >= RECENT_EXECS_MAX:
+        raise HistoryNeeded
     draft.record(ExecRequested(exec_id=command.exec_id, program=command.program, requested_at=context.now))
     if session.phase in (Phase.SUSPENDED, Phase.LOST):
         request_resume(draft, context, "work")

@@ -48,14 +48,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The moment, what hosts offer, and ids for what the decision may ask for.
 
-    `exec_known`: whether the view of programs has the id of the program asked for already.
+    `exec_known`: whether the view of programs has the id of the program asked for already; None: nobody has looked.
     """
 
     now: datetime
     vm_id: VmId
     checkpoint_id: CheckpointId
     offers: tuple[HostOffer, ...] = ()
-    exec_known: bool = False
+    exec_known: bool | None = None
     rules: Rules = Rules()
 
     def after(self, seconds: float) -> datetime:
@@ -65,6 +65,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def past(self, moment: datetime) -> datetime:
         """`moment`, or now if a host's clock is ahead of ours."""
         return min(moment, self.now)
+
+
+class HistoryNeeded(Exception):  # noqa: N818  (a question, not a failure)
+    """The session remembers its last programs only: look into the view for the id asked for, then decide again."""
 
 
 class Addressee(msgspec.Struct, frozen=True, kw_only=True):
