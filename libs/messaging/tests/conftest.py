@@ -36,6 +36,9 @@ class HeldDelivery:
     async def ack(self) -> None:
         self._end("ack", None)
 
+    async def ack_confirmed(self) -> None:
+        self._end("ack-confirmed", None)
+
     async def nak(self, delay_s: float) -> None:
         self._end("nak", delay_s)
 

@@ -101,7 +101,7 @@ async def test_an_ignored_report_is_acknowledged_and_the_asker_told(
     quiet, asking = delivered(), delivered(headers={"Torpor-Reply": INBOX})
     assert await bench.policy.process(quiet, Handler(None)) is Outcome.IGNORED
     assert await bench.policy.process(asking, Handler(None)) is Outcome.IGNORED
-    assert quiet.end == asking.end == "ack"
+    assert (quiet.end, asking.end) == ("ack", "ack-confirmed")
     assert bench.bus.reply(INBOX).refusal.code == "ignored"
 
 
@@ -109,9 +109,18 @@ async def test_a_refusal_is_replied_and_acknowledged(bench: Bench, delivered: Ca
     delivery = delivered(headers={"Torpor-Reply": INBOX})
     outcome = await bench.policy.process(delivery, Handler(Rejected("wrong-state", "it sleeps", "wake it")))
     assert outcome is Outcome.REFUSED
-    assert delivery.end == "ack"
+    assert delivery.end == "ack-confirmed"
     refusal = bench.bus.reply(INBOX).refusal
     assert (refusal.code, refusal.message, refusal.advice) == ("wrong-state", "it sleeps", "wake it")
+
+
+async def test_nobody_is_told_of_a_refusal_whose_command_may_come_again(
+    bench: Bench, delivered: Callable[..., Any]
+) -> None:
+    delivery = delivered(headers={"Torpor-Reply": INBOX}, away=True)
+    with pytest.raises(Transient):
+        await bench.policy.process(delivery, Handler(Rejected("wrong-state", "it sleeps", "wake it")))
+    assert not bench.bus.published
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,7 @@ async def test_bad_input_never_reaches_the_handler(
     handler, delivery = Handler(RECEIPT), delivered(subject, {"Torpor-Reply": INBOX}, data)
     assert await bench.policy.process(delivery, handler) is Outcome.REFUSED
     assert not handler.seen
-    assert delivery.end == "ack"
+    assert delivery.end == "ack-confirmed"
     assert bench.bus.reply(INBOX).refusal.code == code
 
 

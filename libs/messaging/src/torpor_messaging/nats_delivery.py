@@ -10,13 +10,17 @@ from nats.aio.msg import Msg
 from torpor_contracts.errors import Poison
 from torpor_messaging.nats_errors import as_torpor_errors
 
+CONFIRMED_S: Final = 2.0
+"""How long the server is given to confirm an acknowledgement."""
+
 _REASON_MAX: Final = 120
 
 
 class NatsDelivery:
-    """`torpor_messaging.ports.Delivery` over JetStream. What ends a delivery is sent, not confirmed.
+    """`torpor_messaging.ports.Delivery` over JetStream.
 
-    If it gets lost the message is delivered again, and the log answers the same.
+    What ends a delivery is sent and, but for `ack_confirmed`, not confirmed. If it gets lost the message is delivered
+    again, and the log answers the same.
     """
 
     def __init__(self, client: Client, message: Msg, stream: str) -> None:
@@ -37,6 +41,11 @@ class NatsDelivery:
     async def ack(self) -> None:
         """See `Delivery.ack`."""
         await self._say(b"+ACK")
+
+    async def ack_confirmed(self) -> None:
+        """See `Delivery.ack_confirmed`."""
+        with as_torpor_errors(f"ending {self.subject}"):
+            await self._client.request(self._reply, b"+ACK", timeout=CONFIRMED_S)
 
     async def nak(self, delay_s: float) -> None:
         """See `Delivery.nak`."""

@@ -3,7 +3,7 @@
 | raised | who must act | the message |
 |---|---|---|
 | nothing | - | reply with the receipt, ack |
-| `Rejected` | the caller | reply with the refusal, ack |
+| `Rejected` | the caller | ack, and once that is confirmed reply with the refusal |
 | `Transient`, `VersionConflict` | time | again in place, then nak with a delay; after the last delivery `dead`, term |
 | `Poison` | an operator | `dead`, then term |
 | `InvariantViolation` | us | the process dies and it is delivered again; at last `dead`, term |
@@ -141,19 +141,28 @@ class ConsumerPolicy:
             await self._reply(reply_to, reply)
             await delivery.ack()
             return Outcome.DONE
-        await self._reply(
-            reply_to, Reply(refusal=Refusal(code="ignored", message="there is nothing to record", advice="go on"))
-        )
-        await delivery.ack()
+        ignored = Refusal(code="ignored", message="there is nothing to record", advice="go on")
+        await self._turn_down(delivery, reply_to, ignored)
         return Outcome.IGNORED
 
     async def _refuse(self, delivery: Delivery, reply_to: str | None, refused: Rejected) -> Outcome:
         _log.info("refused %s: %s", delivery.subject, refused)
-        await self._reply(
-            reply_to, Reply(refusal=Refusal(code=refused.code, message=refused.message, advice=refused.advice))
+        await self._turn_down(
+            delivery, reply_to, Refusal(code=refused.code, message=refused.message, advice=refused.advice)
         )
-        await delivery.ack()
         return Outcome.REFUSED
+
+    async def _turn_down(self, delivery: Delivery, reply_to: str | None, refusal: Refusal) -> None:
+        """Tell a refusal once the server has forgotten the command.
+
+        A refusal is not in the log: were its acknowledgement lost, the command would come again, and might then happen
+        although its sender was told that it had not.
+        """
+        if reply_to is None:
+            await delivery.ack()
+            return
+        await delivery.ack_confirmed()
+        await self._reply(reply_to, Reply(refusal=refusal))
 
     async def _put_off(self, delivery: Delivery, reply_to: str | None, error: Transient | VersionConflict) -> Outcome:
         if delivery.attempt >= self._limits.deliveries_max:

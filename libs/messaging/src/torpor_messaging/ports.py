@@ -50,7 +50,7 @@ class OutgoingCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Protocol):
-    """One message as the bus handed it over; exactly one of ack, nak and term ends it."""
+    """One message as the bus handed it over; exactly one of ack, ack_confirmed, nak and term ends it."""
 
     subject: str
     headers: Mapping[str, str]
@@ -62,6 +62,10 @@ class Delivery(Protocol):
 
     async def ack(self) -> None:
         """Handled: do not deliver again."""
+        ...
+
+    async def ack_confirmed(self) -> None:
+        """Handled, and the server knows: it is never delivered again. `Transient` when the server does not say so."""
         ...
 
     async def nak(self, delay_s: float) -> None:
