@@ -1,16 +1,17 @@
 """Drivers for the contract suite: how each is made, and what its guest calls the few programs the suite needs."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from torpor_chunks.offload import in_thread, inline
-from torpor_contracts.ids import ExecId, SessionId, TenantId, VmId
+from torpor_contracts.ids import CheckpointId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
 from torpor_messaging.system import SystemClock, SystemIds
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
 from torpor_vm_host.adapters.simulated.stores import DirectoryMachines, Machines, MemoryMachines
-from torpor_vm_host.ports import CheckpointFiles, Driver, ExecOutcome, Output, PartFile, VmSpec
+from torpor_vm_host.ports import CheckpointFiles, Driver, DriverError, ExecOutcome, Output, PartFile, PresentVm, VmSpec
 
 
 class DriverKit:
@@ -111,3 +112,50 @@ async def run_program(driver: Driver, vm_id: VmId, *argv: str, **spec: Any) -> t
     outcome = await driver.exec(vm_id, exec_id, ExecSpec(argv=list(argv), **spec), taking)
     await driver.forget(vm_id, exec_id)
     return outcome, taking
+
+
+async def started(kit: DriverKit, driver: Driver, **changes: Any) -> VmSpec:
+    """A running machine."""
+    spec = kit.spec(**changes)
+    await driver.start(spec, None)
+    return spec
+
+
+async def present(driver: Driver, vm_id: VmId) -> PresentVm | None:
+    """The machine as its driver lists it."""
+    return next((vm for vm in await driver.machines() if vm.vm_id == vm_id), None)
+
+
+async def restored(kit: DriverKit, driver: Driver, spec: VmSpec, incarnation: int = 2) -> VmSpec:
+    """Checkpoint a machine, end it, and start it again under a new identity."""
+    parts = await driver.checkpoint(spec.vm_id, kit.new_directory())
+    await driver.destroy(spec.vm_id)
+    again = kit.spec(session_id=spec.session_id, incarnation=incarnation, machine=spec.machine)
+    await driver.start(again, files_of(CheckpointId("ckp-1"), parts))
+    return again
+
+
+async def code_of(call: Awaitable[object]) -> str:
+    """The code of the error that a call ends with."""
+    try:
+        await call
+    except DriverError as error:
+        return error.code
+    raise AssertionError("it did what it should have refused")
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds in a guest."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110  (what is waited for happens in a guest, which sets no event)
+            await asyncio.sleep(0.005)
+
+
+def bounded(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario, a minute at most."""
+
+    async def within() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(within())
