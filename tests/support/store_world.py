@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from tests.support.fakes import Outside
-from tests.support.vm_host_world import PointedLog, Points, fold_view
+from tests.support.points import PointedLog, Points
+from tests.support.vm_host_world import fold_view
 from torpor_chunks.directory import DirectoryChunks
 from torpor_chunks.offload import inline
 from torpor_contracts.checkpoint import CheckpointManifest, CheckpointPart, FreeCheckpoint, RegisterCheckpoint
