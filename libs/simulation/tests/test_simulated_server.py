@@ -7,7 +7,7 @@ import pytest
 from torpor_simulation.broker import Broker, Refused, StoredMessage, StreamSpec
 from torpor_simulation.consumer import Consumer, ConsumerSpec, Member
 from torpor_simulation.loop import VirtualLoop
-from torpor_simulation.network import Network, NetworkFaults
+from torpor_simulation.network import UNNOTICED_S, Network, NetworkFaults
 from torpor_simulation.subjects import matches, split
 
 STREAMS = (
@@ -149,6 +149,7 @@ def test_who_is_gone_or_cut_off_gets_nothing_and_another_takes_over() -> None:
         first = Taker(consumer, "first", acks=lambda _: False)
         second = Taker(consumer, "second")
         broker.network.take_down("second")
+        await asyncio.sleep(UNNOTICED_S)
         broker.publish("cmd.t.s.x.1", {}, b"")
         await asyncio.sleep(1)
         first.leave()
@@ -157,6 +158,20 @@ def test_who_is_gone_or_cut_off_gets_nothing_and_another_takes_over() -> None:
         broker.network.bring_back("second")
         await asyncio.sleep(1)
         assert second.got == [("cmd.t.s.x.1", 2)]
+
+    in_world(main)
+
+
+def test_what_is_sent_to_a_lost_connection_comes_again_after_the_wait() -> None:
+    async def main(broker: Broker) -> None:
+        consumer = commands(broker, ack_wait_s=5)
+        taker = Taker(consumer, "far away")
+        broker.network.take_down("far away")
+        broker.publish("cmd.t.s.x.1", {}, b"")
+        await asyncio.sleep(1)
+        broker.network.bring_back("far away")
+        await asyncio.sleep(10)
+        assert taker.got == [("cmd.t.s.x.1", 2)]
 
     in_world(main)
 

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -64,12 +65,13 @@ def test_a_world_that_spins_is_reported() -> None:
         run(main, steps_max=100)
 
 
-def test_threads_are_refused() -> None:
+def test_work_for_a_thread_is_done_at_once_in_this_one() -> None:
     async def main() -> None:
-        await asyncio.to_thread(print)
+        assert await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(lambda: 1 // 0)
 
-    with pytest.raises(RuntimeError, match="thread"):
-        run(main)
+    run(main)
 
 
 def test_a_kill_ends_all_tasks_of_the_process_and_shuts_its_ports() -> None:

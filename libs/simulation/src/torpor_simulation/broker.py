@@ -71,6 +71,8 @@ class Broker:
         self._core: dict[int, tuple[tuple[str, ...], Callable[[str, Mapping[str, str], bytes], None]]] = {}
         self._next_core = 0
         self._schedules: dict[str, asyncio.TimerHandle] = {}
+        self.copies: dict[str, int] = {}
+        """How many copies of each command were delivered or may be: publications, and duplicates the network made."""
         network.on_healed.append(self._pump)
 
     def publish(self, subject: str, headers: Mapping[str, str], data: bytes) -> int | None:
@@ -135,6 +137,12 @@ class Broker:
         self.streams[stream_name].appended.append(future)
         await future
 
+    def count_copy(self, message: StoredMessage) -> None:
+        """Another copy of this message is on its way."""
+        command_id = message.headers.get("ce-id")
+        if command_id is not None:
+            self.copies[command_id] = self.copies.get(command_id, 0) + 1
+
     def forget_schedules(self) -> None:
         """Lose every schedule that waits, as if the stream of timers had been lost."""
         for handle in self._schedules.values():
@@ -160,6 +168,7 @@ class Broker:
         stream.last_sequence += 1
         message = StoredMessage(stream.last_sequence, subject, headers, data)
         stream.messages[message.sequence] = message
+        self.count_copy(message)
         if message_id is not None:
             stream.ids[message_id] = (message.sequence, self._loop.time())
         for consumer in stream.consumers.values():

@@ -181,6 +181,22 @@ class SimDelivery:
         self._tell(self._consumer.ack, self.sequence)
         self._around.faults.strike(self._around.process, "acked")
 
+    async def ack_confirmed(self) -> None:
+        """Handled, and the server has said so; that answer, too, may get lost."""
+        around = self._around
+        around.faults.strike(around.process, "ack")
+        around.reach_bus()
+        await asyncio.sleep(around.network.delay_s())
+        around.reach_bus()
+        self._consumer.ack(self.sequence)
+        if around.network.chance(around.network.faults.ack_lost):
+            around.note("unheard", "ack", self.subject, self.sequence)
+            await asyncio.sleep(ANSWER_TIMEOUT_S)
+            raise Transient(f"the server did not confirm the end of {self.subject}")
+        await asyncio.sleep(around.network.delay_s())
+        around.reach_bus()
+        around.faults.strike(around.process, "acked")
+
     async def nak(self, delay_s: float) -> None:
         """Not handled."""
         self._around.faults.strike(self._around.process, "nak")

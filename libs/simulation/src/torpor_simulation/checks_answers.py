@@ -1,6 +1,6 @@
 """Laws of what clients were told: one command has one receipt, which the log confirms; no refusal was untrue."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torpor_contracts.replies import Receipt
 from torpor_simulation.broker import Broker
@@ -8,8 +8,12 @@ from torpor_simulation.clients import PUT_OFF, Asked, Ledger
 from torpor_simulation.history import History, Violation
 
 
-def answers(ledger: Ledger, history: History) -> Iterator[Violation]:
-    """Hold every answer against the log."""
+def answers(ledger: Ledger, history: History, copies: Mapping[str, int]) -> Iterator[Violation]:
+    """Hold every answer against the log.
+
+    A command of which there were several copies may be refused once and happen another time: whoever sends it again
+    asks again. One of which there was a single copy does not happen after it was refused.
+    """
     happened = {entry.row.command_id for entry in history.entries}
     for command_id, asked in ledger.asked.items():
         scoped = f"{asked.command.tenant_id}/{command_id}"
@@ -20,7 +24,8 @@ def answers(ledger: Ledger, history: History) -> Iterator[Violation]:
             yield Violation("answers", f"{command_id} has {len(receipts)} different receipts")
         for receipt in receipts[:1]:
             yield from _confirmed(history, receipt, command_id, scoped)
-        if not receipts and scoped in happened and _last_word(asked) is not None:
+        only_one = copies.get(command_id, 0) <= 1
+        if only_one and not receipts and scoped in happened and _last_word(asked) is not None:
             yield Violation("answers", f"{command_id} was refused ({_last_word(asked)}) and has happened")
         yield from _went_back(asked, command_id)
 

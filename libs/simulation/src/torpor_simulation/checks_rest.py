@@ -29,8 +29,8 @@ def as_asked(world: "World") -> Iterator[Violation]:
         wanted = world.sessions.wanted[session_id]
         if session.phase is not wanted and (session.phase not in UNWANTED or wanted is Phase.TERMINATED):
             yield Violation("as-asked", f"{session_id} is {session.phase} and was to be {wanted}")
-        if session.phase not in STABLE or session.execs:
-            yield Violation("as-asked", f"{session_id} is {session.phase} with {len(session.execs)} programs open")
+        if session.phase not in STABLE:
+            yield Violation("as-asked", f"{session_id} is {session.phase} for ever")
 
 
 def machines_as_said(world: "World") -> Iterator[Violation]:
@@ -49,6 +49,16 @@ def machines_as_said(world: "World") -> Iterator[Violation]:
     for vm_id in world.live.machines:
         if vm_id not in said:
             yield Violation("machines", f"{vm_id} exists and is no session's")
+
+
+def woken(world: "World", history: History) -> Iterator[Violation]:
+    """Every session that could be woken at the end was, and ran the program it was then given."""
+    ended = {(row.stream, event.exec_id): event for row, event in history.of(ExecEnded)}
+    for session_id, exec_id in world.last_programs.items():
+        end = ended.get((session_id, exec_id))
+        if end is None or (end.outcome, end.exit_code) != ("exited", 0):
+            said = "no end" if end is None else f"{end.outcome} {end.exit_code} {end.detail}"
+            yield Violation("woken", f"{session_id} was woken in peace, and {exec_id} has {said}")
 
 
 def lost_hosts(world: "World", history: History) -> Iterator[Violation]:

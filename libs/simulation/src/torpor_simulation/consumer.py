@@ -81,7 +81,7 @@ class Consumer:
     def pump(self) -> None:
         """Deliver while there is something to deliver, somebody to take it, and room for unacknowledged messages."""
         while (self._again or self._fresh) and len(self._pending) < self.spec.ack_pending_max:
-            reachable = [member for member in self._members if self._network.reaches_bus(member.machine)]
+            reachable = [member for member in self._members if self._network.seems_there(member.machine)]
             if not reachable:
                 return
             sequence = self._again.popleft() if self._again else self._fresh.popleft()
@@ -96,6 +96,7 @@ class Consumer:
             self._pending[sequence] = _Pending(attempt, self._wait(sequence))
             self._deliver(reachable[self._network.pick(len(reachable))], message, attempt)
             if self._network.chance(self._network.faults.duplicated):
+                self._broker.count_copy(message)
                 self._deliver(reachable[self._network.pick(len(reachable))], message, attempt)
 
     def ack(self, sequence: int) -> None:

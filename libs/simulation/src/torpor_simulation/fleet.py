@@ -8,11 +8,11 @@ from torpor_billing import assembly as billing
 from torpor_billing.settings import BillingSettings
 from torpor_contracts.host import HostCapacity
 from torpor_eventlog.feeds import SharedFeed
-from torpor_eventlog.following import Wake
 from torpor_eventlog.healing import HealingFeed
-from torpor_eventlog.relay import Relay
 from torpor_eventlog.views_memory import MemoryViewStore
 from torpor_eventlog.views_port import Projection, ViewStore
+from torpor_log_relay import assembly as log_relay
+from torpor_log_relay.settings import LogRelaySettings
 from torpor_messaging import subjects
 from torpor_messaging.service import Service
 from torpor_messaging.service_ports import ServicePorts
@@ -44,6 +44,7 @@ CORE: Final = "core"
 
 IDLE_LOOK_S: Final = 6.0
 RELAY_POLL_S: Final = 4.0
+SIGN_EVERY_S: Final = 15.0
 SCHEDULER: Final = SchedulerSettings.model_validate(
     {
         "host_lost_after_s": 8.0,
@@ -94,7 +95,7 @@ class Fleet:
             "billing": Kind("billing", lambda ports, _: billing.build(BILLING, ports)),
             "reaper": Kind("reaper", lambda ports, _: reaper.build(REAPER, ports)),
         }
-        self.views = {name: MemoryViewStore() for name in (*self.kinds, *world.hosts)}
+        self.views = {name: MemoryViewStore() for name in ("log-relay", *self.kinds, *world.hosts)}
         self._built: dict[str, Service] = {}
         self._starts = 0
 
@@ -102,7 +103,7 @@ class Fleet:
         """All programs, in the order in which they are started."""
         world = self._world
         replicas = {"scheduler": world.plan.schedulers}
-        programs = [Program("log-relay", CORE, self._relay)]
+        programs = [Program("log-relay", CORE, self._log_relay)]
         for name, kind in self.kinds.items():
             main = self._main(kind)
             programs += [Program(f"{name}-{number + 1}", CORE, main) for number in range(replicas.get(name, 1))]
@@ -172,14 +173,15 @@ class Fleet:
 
         return main
 
-    async def _relay(self, process: Process) -> None:
+    async def _log_relay(self, process: Process) -> None:
+        ports, hosting = self.ports(process, CORE, self.views["log-relay"])
         world = self._world
-        around = world.surroundings(process, CORE)
-        clock, ids = SimClock(process), SimIds(f"{world.plan.seed}-{process.name}")
-        bus = SimBus(world.broker, world.questions, around, clock, ids)
-        wake = Wake()
-        bus.listen(subjects.HINT, lambda _subject, _headers, _data: wake.notify())
-        relay = Relay(
-            SimLog(world.log, around, lambda: None), RelayEnd(world.events, around), wake, poll_s=RELAY_POLL_S
+        settings = LogRelaySettings.model_validate(
+            {"data_dir": world.scratch / "log-relay", "poll_s": RELAY_POLL_S, "sign_every_s": SIGN_EVERY_S}
         )
-        await relay.run()
+
+        async def newest() -> str | None:
+            heads = list(world.broker.streams["HEADS"].messages.values())
+            return heads[-1].data.decode() if heads else None
+
+        await hosting.run(log_relay.build(settings, ports, RelayEnd(world.events, hosting.around), newest))

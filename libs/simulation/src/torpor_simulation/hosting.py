@@ -1,13 +1,14 @@
 """Runs one service in one simulated process: production's policy, dispatch and followers in a simulated world."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from torpor_contracts.errors import InvariantViolation, Rejected, TorporError
+from torpor_contracts.errors import InvariantViolation, Rejected, Transient
 from torpor_contracts.replies import Refusal, Reply
 from torpor_eventlog.feeds import SharedFeed
 from torpor_eventlog.followers import ProjectionFollower, ReactorFollower
@@ -15,6 +16,7 @@ from torpor_eventlog.port import Recorded
 from torpor_eventlog.views_port import ViewStore
 from torpor_messaging import subjects
 from torpor_messaging.dispatch import OrderedDispatch
+from torpor_messaging.edge_loops import run_background
 from torpor_messaging.policy import ConsumerPolicy, Limits
 from torpor_messaging.ports import Clock, Delivery, Ids
 from torpor_messaging.service import (
@@ -31,6 +33,7 @@ from torpor_simulation.consumer import ConsumerSpec, Member
 from torpor_simulation.surroundings import Surroundings
 
 TIMER_ACK_WAIT_S: Final = 5.0
+TIMERS_PARALLEL_MAX: Final = 64
 OBSERVATIONS_MAX: Final = 1024
 
 
@@ -55,15 +58,15 @@ class Hosting:
             await service.start()
         async with asyncio.TaskGroup() as routes:
             if service.projections or service.reactors:
-                routes.create_task(self.feed.run())
+                routes.create_task(self._or_die(self.feed.run()))
             for projection in service.projections:
                 follower = ProjectionFollower(projection, self.views, self.feed, dead=self._dead)
-                routes.create_task(follower.run())
+                routes.create_task(self._or_die(follower.run()))
             for reactor in service.reactors:
                 reacting = ReactorFollower(
                     reactor.name, reactor.reacts_to, reactor.react, self.views, self.feed, dead=self._dead
                 )
-                routes.create_task(reacting.run())
+                routes.create_task(self._or_die(reacting.run()))
             for command in service.commands:
                 routes.create_task(self._commands(command))
             for timer in service.timers:
@@ -94,7 +97,7 @@ class Hosting:
                 ack_pending_max=2 * route.parallel_max,
             ),
             process,
-            key=lambda delivery: subjects.parse_command(delivery.subject).target,
+            key=_target_of,
             parallel_max=route.parallel_max,
         )
 
@@ -115,10 +118,11 @@ class Hosting:
                 filters=(subjects.timer_due_filter(route.service),),
                 ack_wait_s=TIMER_ACK_WAIT_S,
                 deliveries_max=limits.deliveries_max + 1,
+                ack_pending_max=2 * TIMERS_PARALLEL_MAX,
             ),
             process,
-            key=lambda delivery: subjects.parse_timer_due(delivery.subject).target,
-            parallel_max=64,
+            key=_target_of,
+            parallel_max=TIMERS_PARALLEL_MAX,
         )
 
     async def _consume(
@@ -139,7 +143,12 @@ class Hosting:
         leave = consumer.join(Member(self.around.machine, receive))
         try:
             async with OrderedDispatch(
-                process, key, clock=self.clock, ack_wait_s=spec.ack_wait_s, parallel_max=parallel_max
+                process,
+                key,
+                clock=self.clock,
+                ack_wait_s=spec.ack_wait_s,
+                parallel_max=parallel_max,
+                held_max=spec.ack_pending_max,
             ) as dispatch:
                 while True:
                     await dispatch.submit(await arrived.get())
@@ -180,10 +189,17 @@ class Hosting:
             end()
 
     async def _background(self, route: BackgroundRoute) -> None:
-        await self.clock.sleep(route.first_s)
-        while True:
-            await self._try(route.name, route.run())
-            await self.clock.sleep(route.every_s)
+        async def watched() -> None:
+            """What only time can heal may fail; anything else is a finding, although the loop would outlive it."""
+            try:
+                await route.run()
+            except (Transient, InvariantViolation):
+                raise
+            except Exception as error:
+                self.broken(f"{route.name} in {self.around.process.name}: {type(error).__name__}: {error}")
+                raise
+
+        await run_background(dataclasses.replace(route, run=watched), self.clock, self._die, {})
 
     async def _try(self, what: str, work: Awaitable[None]) -> None:
         """A loop outlives what fails in it, but for an invariant violated."""
@@ -191,8 +207,8 @@ class Hosting:
             await work
         except InvariantViolation as error:
             self._die(error)
-        except TorporError as error:
-            self.around.note("failed", what, type(error).__name__)
+        except Transient:
+            self.around.note("failed", what)
         except Exception as error:  # noqa: BLE001  (as production's edge does; here it is a finding)
             self.broken(f"{what}: {type(error).__name__}: {error}")
 
@@ -203,8 +219,23 @@ class Hosting:
         self.broken(f"invariant violated in {self.around.process.name}: {error}")
         self.around.process.kill()
 
+    async def _or_die(self, work: Awaitable[object]) -> None:
+        try:
+            await work
+        except InvariantViolation as error:
+            self._die(error)
+
     async def _dead(self, consumer: str, recorded: Recorded, error: Exception) -> None:
         """Where an event goes that a follower cannot handle."""
         await self.bus.publish_stored(
             subjects.dead(consumer), recorded.data, {"Torpor-Dead-Reason": f"{type(error).__name__}: {error}"}
         )
+
+
+def _target_of(delivery: Delivery) -> str:
+    """What deliveries are ordered by, as production's edge has it."""
+    if delivery.subject.startswith("cmd."):
+        command = subjects.parse_command(delivery.subject)
+        return f"{command.tenant_id} {command.target}"
+    due = subjects.parse_timer_due(delivery.subject)
+    return f"{due.tenant_id} {due.target}"

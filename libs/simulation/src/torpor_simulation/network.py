@@ -8,6 +8,8 @@ from typing import Final
 
 BUS: Final = "the bus"
 LOG: Final = "the log"
+UNNOTICED_S: Final = 10.0
+"""How long the server goes on sending to a machine that can be reached no more."""
 
 
 @dataclass
@@ -40,29 +42,36 @@ class Network:
         self._random = random.Random(f"{seed}-network")  # noqa: S311  (a seeded world)
         self._loop = asyncio.get_running_loop()
         self.faults = faults
-        self._down: set[str] = set()
+        self._down: dict[str, float] = {}
         self.on_healed: list[Callable[[], None]] = []
         """Called whenever somebody can be reached again."""
 
     def take_down(self, what: str) -> None:
         """Make a machine, or one of `BUS` and `LOG`, unreachable; what runs on a machine runs on."""
-        self._down.add(what)
+        self._down[what] = self._loop.time()
 
     def bring_back(self, what: str) -> None:
         """End an outage or a partition."""
-        self._down.discard(what)
+        self._down.pop(what, None)
         for tell in self.on_healed:
             tell()
 
     def calm(self) -> None:
         """Stop every fault and end every outage and partition."""
         self.faults.calm()
-        for what in sorted(self._down):
+        for what in list(self._down):
             self.bring_back(what)
 
     def reaches_bus(self, machine: str) -> bool:
         """Whether this machine and the bus can talk now."""
         return not self._down or (BUS not in self._down and machine not in self._down)
+
+    def seems_there(self, machine: str) -> bool:
+        """Whether the bus would send this machine something: it learns of a lost connection only after a while."""
+        if not self._down:
+            return True
+        since_s = self._down.get(machine)
+        return BUS not in self._down and (since_s is None or self._loop.time() - since_s < UNNOTICED_S)
 
     def reaches_log(self, machine: str) -> bool:
         """Whether this machine and the log's database can talk now."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from torpor_contracts.errors import Transient
 from torpor_simulation.process import Process, ProcessKilled
 from torpor_simulation.trace import Trace
 
@@ -68,7 +69,9 @@ class Supervisor:
         except ProcessKilled:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a program dies of, the world goes on and says so)
-            if process.alive:
+            # To give up on what is away too long is a program's right: its supervisor starts it again.
+            self._trace.add("died", process.name, _reasons(error))
+            if process.alive and not _is_transient(error):
                 self._broken(f"{process.name} died of {_reasons(error)}")
         else:
             if process.alive:
@@ -81,3 +84,9 @@ def _reasons(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_reasons(inner) for inner in error.exceptions)
     return f"{type(error).__name__}: {error}"
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_transient(inner) for inner in error.exceptions)
+    return isinstance(error, Transient)

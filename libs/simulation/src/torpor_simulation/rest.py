@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torpor_contracts.ids import VmId
-from torpor_scheduler.domain.session import Phase
+from torpor_scheduler.domain.session import Phase, unstarted
 from torpor_simulation.sessions import STABLE
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def _sessions_on_their_way(world: "World") -> Iterator[str]:
     for session_id, session in world.sessions.folded.items():
         if session.phase not in STABLE:
             yield f"{session_id} is {session.phase}"
-        for program in session.execs:
+        # A program that was running when its session was put to sleep sleeps with it.
+        for program in unstarted(session) if session.phase is Phase.SUSPENDED else session.execs:
             yield f"program {program.exec_id} of {session_id} has not ended ({session.phase})"
         machine = session.machine
         if session.phase is Phase.RUNNING and machine is not None and machine.vm_id not in world.live.machines:

@@ -28,10 +28,13 @@ async def judge(world: "World") -> list[Violation]:
         *checks_rest.lost_hosts(world, history),
         *checks_rest.restorable(world, history),
         *checks_rest.notes_kept(world, history, world.lives),
-        *checks_answers.answers(world.ledger, history),
+        *checks_answers.answers(world.ledger, history, world.broker.copies),
         *checks_answers.dead_letters(world.broker),
+        *checks_rest.woken(world, history),
     ]
     for kind, store, projections in world.fleet.projections():
+        if kind in world.gone:
+            continue
         found.extend(await views_refold(world.log, world.log.rows, kind, store, projections))
     rows = await rows_of(world.fleet.views["billing"], METERS)
     found.extend(checks_billing.billed([row.meter for row in rows.values()], history, running_machines(world)))

@@ -60,25 +60,34 @@ class Workload:
 
     async def note(self, life: SessionLife) -> Reply | None:
         """Run a program that appends a word to the session's notes."""
+        sleep = self._random.choice(("", "", f"sleep {self._random.uniform(0.1, 6):.1f}; "))
+        return await self._ask(life, self._program(life, sleep))
+
+    async def resume(self, life: SessionLife) -> Reply | None:
+        """Wake the session."""
+        return await self._ask(life, ResumeSession())
+
+    async def last_program(self, life: SessionLife) -> ExecId | None:
+        """Give the session a last thing to do; None when it takes none any more."""
+        command = self._program(life, "")
+        reply = await self._ask(life, command)
+        return command.exec_id if reply is not None and reply.receipt is not None else None
+
+    def _program(self, life: SessionLife, first: str) -> ExecSession:
         self._execs += 1
         word = f"w{self._execs}"
         exec_id = ExecId(f"exec-{life.session_id}-{self._execs}")
         life.noted[exec_id] = word
-        sleep = self._random.choice(("", "", f"sleep {self._random.uniform(0.1, 6):.1f}; "))
-        script = f"{sleep}append {NOTES} {word}; count"
-        program = ExecSpec(argv=["sh", "-c", script], timeout_s=EXEC_TIMEOUT_S)
-        return await self._ask(life, ExecSession(exec_id=exec_id, program=program))
+        script = f"{first}append {NOTES} {word}; count"
+        return ExecSession(exec_id=exec_id, program=ExecSpec(argv=["sh", "-c", script], timeout_s=EXEC_TIMEOUT_S))
 
     async def _act(self, life: SessionLife) -> None:
         await self._random.choices(
-            (self.note, self._suspend, self._resume, self._stale, self._terminate), weights=(50, 22, 22, 4, 2)
+            (self.note, self._suspend, self.resume, self._stale, self._terminate), weights=(50, 22, 22, 4, 2)
         )[0](life)
 
     async def _suspend(self, life: SessionLife) -> Reply | None:
         return await self._ask(life, SuspendSession())
-
-    async def _resume(self, life: SessionLife) -> Reply | None:
-        return await self._ask(life, ResumeSession())
 
     async def _terminate(self, life: SessionLife) -> Reply | None:
         return await self._ask(life, TerminateSession(reason="early"))

@@ -11,6 +11,7 @@ from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.ids import SYSTEM_TENANT, TenantId
 from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import Recorded
+from torpor_scheduler.domain.session import Phase
 from torpor_simulation.broker import Broker, StreamSpec
 from torpor_simulation.bus import Questions, SimBus
 from torpor_simulation.carrying import EventsStream
@@ -38,6 +39,7 @@ STREAMS: Final = (
     StreamSpec("COMMANDS", ("cmd.>",), work_queue=True),
     StreamSpec("TIMERS", ("timer.>",)),
     StreamSpec("OUTPUT", ("out.>",)),
+    StreamSpec("HEADS", ("head.log",)),
     StreamSpec("DEAD", ("dead.>", "$JS.EVENT.ADVISORY.CONSUMER.>")),
 )
 TENANT: Final = TenantId("acme")
@@ -52,6 +54,7 @@ class World:
 
     def __init__(self, plan: Plan, scratch: Path, show: Callable[[str], None] | None = None) -> None:
         self.plan = plan
+        self.scratch = scratch
         self.trace = Trace(show)
         self.violations: list[Violation] = []
         self.network = Network(plan.seed, plan.network)
@@ -68,6 +71,9 @@ class World:
         self.live = LiveChecks(self.hosts, self.chunks, self.violate)
         self.sessions = Sessions(self.violate)
         self.lives: list[SessionLife] = []
+        self.last_programs: dict[str, str] = {}
+        """Session -> the program it was given when it was woken at the end."""
+        self._works: list[Workload] = []
         self.ledger = Ledger()
         self.fleet = Fleet(self)
         self.supervisors = [
@@ -100,6 +106,8 @@ class World:
             await self._trouble()
             self.trace.add("calm")
             await self._settle()
+            await self._wake_up()
+            await self._settle()
             if not self.violations:
                 for violation in await judge(self):
                     self.violate(violation)
@@ -128,6 +136,7 @@ class World:
             life = SessionLife(f"s-{number + 1}")
             self.lives.append(life)
             work = Workload(f"{self.plan.seed}-client-{number + 1}", client, clock)
+            self._works.append(work)
             doing.append(work.live(life, self.plan.acts))
         tasks = [self._loop.create_task(one) for one in doing]
         await asyncio.wait(tasks, timeout=self.plan.trouble_s)
@@ -146,6 +155,19 @@ class World:
         for supervisor in self.supervisors:
             if supervisor.program.machine not in self.gone:
                 supervisor.release()
+
+    async def _wake_up(self) -> None:
+        """Wake whatever sleeps, is lost or has failed but can go on, and give it something to do."""
+        self.trace.add("wake-up")
+        for work, life in zip(self._works, self.lives, strict=True):
+            session = self.sessions.folded.get(life.session_id)
+            if self.violations or session is None or session.phase is Phase.TERMINATED:
+                continue
+            if session.phase in (Phase.SUSPENDED, Phase.LOST, Phase.FAILED):
+                await work.resume(life)
+            exec_id = await work.last_program(life)
+            if exec_id is not None:
+                self.last_programs[life.session_id] = exec_id
 
     async def _settle(self) -> None:
         """Wait until nothing is on its way any more; what never ends is a finding."""
