@@ -77,12 +77,11 @@ def test_a_changed_row_is_found_and_named(whole: EmbeddedWhole, session: str, tm
 
     victim = whole.call("events", "--session", session)[1]["position"]
     with sqlite3.connect(whole.data.log_database) as log:
-        [table] = [
-            name
-            for (name,) in log.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            if {"position", "data", "tag"} <= {column[1] for column in log.execute(f"PRAGMA table_info({name})")}
-        ]
-        log.execute(f"UPDATE {table} SET data = replace(data, 'ses-', 'sus-') WHERE position = ?", (victim,))
+        # Whoever owns the file can take the guards away; that is what the digests are for.
+        for (name,) in log.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            log.execute(f"DROP TRIGGER {name}")
+        changed = "CAST(replace(CAST(data AS TEXT), 'ses-', 'sus-') AS BLOB)"
+        assert log.execute(f"UPDATE events SET data = {changed} WHERE position = ?", (victim,)).rowcount == 1
     log.close()
     found = torpor(whole.data.root, "audit", "verify", "--json")
     assert found.returncode == 1
