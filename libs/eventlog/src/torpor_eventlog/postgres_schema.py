@@ -77,10 +77,22 @@ async def connect(dsn: str, lock_wait_s: float = LOCK_WAIT_S) -> asyncpg.Connect
         command_timeout=COMMAND_S_MAX,
         server_settings={"lock_timeout": f"{lock_wait_s * 1000:.0f}ms", "application_name": "torpor-log"},
     )
-    await connection.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
+    try:
+        await connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
+
+
+async def let_go(connection: asyncpg.Connection) -> None:
+    """Close a connection, whatever state it is in; the server rolls back what is open."""
+    try:
+        await connection.close(timeout=CONNECT_S_MAX)
+    except ERRORS:
+        connection.terminate()
 
 
 async def prepare_database(dsn: str, lock_wait_s: float = LOCK_WAIT_S) -> None:
@@ -97,7 +109,7 @@ async def prepare_database(dsn: str, lock_wait_s: float = LOCK_WAIT_S) -> None:
                     await connection.execute(_SCHEMA)
                 await _check(connection)
         finally:
-            await connection.close(timeout=CONNECT_S_MAX)
+            await let_go(connection)
     except (*ERRORS, ValueError) as error:
         raise _opening_error(error) from error
 

@@ -1,7 +1,6 @@
 """The one connection of a process that writes to the log's PostgreSQL database; one batch at a time."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import asyncpg
@@ -10,7 +9,7 @@ from torpor_contracts.errors import InvariantViolation
 from torpor_eventlog.merkle import Frontier
 from torpor_eventlog.optimism import NONE_KNOWN, Kept, all_placed, streams_of
 from torpor_eventlog.planning import End, Known, Plan, Prepared, plan, receipt_from
-from torpor_eventlog.postgres_schema import AWAY, CONNECT_S_MAX, as_transient, connect
+from torpor_eventlog.postgres_schema import AWAY, as_transient, connect, let_go
 
 TRIES: Final = 2
 """How often a batch is written when the connection is lost: the second time, what the first did is looked up."""
@@ -75,8 +74,7 @@ class PostgresWriter:
         """Let go of the connection; the server rolls back what is open."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(*AWAY):
-                await connection.close(timeout=CONNECT_S_MAX)
+            await let_go(connection)
 
     async def _hopefully(self, connection: asyncpg.Connection, batch: Sequence[Prepared]) -> Plan | None:
         try:
