@@ -117,6 +117,36 @@ def test_a_program_goes_on_when_its_command_or_its_reports_got_lost(lost: type) 
     world(check)
 
 
+@pytest.mark.parametrize("end", [SuspendSession(), None])
+def test_an_end_of_a_program_that_got_lost_is_told_before_the_end_of_its_machine(end: SuspendSession | None) -> None:
+    async def check(one: SchedulerWorld) -> None:
+        await one.create()
+        one.drops = loses_first(ReportExecEnded)
+        await one.command("s-1", program("e-1"))
+        await one.settle()
+        assert (await one.show()).execs
+        if end is not None:
+            await one.command("s-1", end)
+        else:
+            host = one.hosts["host-a"]
+            vm_id, start = host.machines.popitem()
+            stopped = VmStopped(
+                vm_id=vm_id,
+                host_id=host.host_id,
+                session_id=start.session_id,
+                incarnation=1,
+                expected=False,
+                cause="kernel panic",
+                observed_at=one.outside.clock.now(),
+            )
+            await one.happened(vm_id, stopped)
+        await one.settle()
+        assert not (await one.show()).execs
+        assert (await one.ask("exec", "s-1", exec_id="e-1")).outcome == "exited"
+
+    world(check)
+
+
 def test_repeats_of_a_command_are_spaced_out_and_end_with_the_deadline() -> None:
     async def check(one: SchedulerWorld) -> None:
         one.drops = starts = LosesAll(StartVm)

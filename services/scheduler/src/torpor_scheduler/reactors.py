@@ -31,7 +31,7 @@ from torpor_scheduler.domain.timers import timer_of
 from torpor_scheduler.evacuation import Evacuation
 from torpor_scheduler.orders import Order, exec_order, exec_orders, pending_order
 from torpor_scheduler.projections import SESSION_EVENTS
-from torpor_scheduler.reporting import REPORTED, Reported, report_of
+from torpor_scheduler.reporting import ENDS, REPORTED, OfProgram, Reported, report_of, told_by
 from torpor_scheduler.sending import SERVICE, Sender
 from torpor_scheduler.streams import Streams
 from torpor_scheduler.timing import TIMER, TimerNote
@@ -135,11 +135,25 @@ class Reactor:
         )
 
     async def _report(self, event: Reported, recorded: Recorded) -> None:
+        if isinstance(event, ENDS):
+            await self._report_programs_again(event, recorded)
         session_id, report = report_of(event, recorded.position)
         command_id = f"{NAME}-{recorded.position}"
         await self._sender.to_session(TenantId(recorded.tenant_id), session_id, report, command_id, recorded)
         if isinstance(event, VmStarted):
             await self._stop_stray(event, recorded)
+
+    async def _report_programs_again(self, event: Reported, recorded: Recorded) -> None:
+        """What a machine said of programs that have not ended for their session: before its end, lest that be lost."""
+        session = await self._streams.session(event.session_id)
+        in_flight = set() if session is None else {program.exec_id for program in session.execs}
+        if not in_flight:
+            return
+        for earlier, told in await told_by(self._log, event.vm_id):
+            if isinstance(told, OfProgram) and told.exec_id in in_flight and earlier.position < recorded.position:
+                session_id, report = report_of(told, earlier.position)
+                command_id = f"{NAME}-{earlier.position}-again"
+                await self._sender.to_session(TenantId(recorded.tenant_id), session_id, report, command_id, earlier)
 
     async def _stop_stray(self, event: VmStarted, recorded: Recorded) -> None:
         """A machine is asked for before it starts: if it is not its session's now, it never will be again."""

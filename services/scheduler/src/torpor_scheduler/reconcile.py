@@ -12,7 +12,6 @@ from typing import Final
 from torpor_contracts.host import VmObservation
 from torpor_contracts.ids import TenantId, VmId
 from torpor_contracts.session_reports import ReportVmStarted, ReportVmStopped
-from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import Recorded
 from torpor_messaging.service_ports import ServicePorts
 from torpor_scheduler.domain.host import HostPhase
@@ -20,7 +19,7 @@ from torpor_scheduler.domain.session import Phase, unstarted
 from torpor_scheduler.orders import Order, exec_orders, pending_order
 from torpor_scheduler.paging import pages
 from torpor_scheduler.projections import HOSTS, SESSIONS, HostRow, SessionRow, microseconds
-from torpor_scheduler.reporting import ENDS, REPORTED, Reported, report_of
+from torpor_scheduler.reporting import ENDS, Reported, report_of, told_by
 from torpor_scheduler.sending import Sender
 from torpor_scheduler.spacing import Spacing
 from torpor_scheduler.strays import Strays
@@ -77,7 +76,7 @@ class Reconciler:
         session = row.folded
         if session.machine is None:
             return
-        told = await self._told(session.machine.vm_id)
+        told = await told_by(self._log, session.machine.vm_id)
         in_flight = {program.exec_id for program in session.execs}
         known = set()
         for recorded, event in told:
@@ -127,7 +126,7 @@ class Reconciler:
         machine = row.folded.machine
         if machine is None:
             return
-        for recorded, event in reversed(await self._told(machine.vm_id)):
+        for recorded, event in reversed(await told_by(self._log, machine.vm_id)):
             if isinstance(event, ENDS):
                 await self._report(row, event, recorded)
                 return
@@ -140,11 +139,6 @@ class Reconciler:
             position=0,
         )
         await self._tell(row, report, f"missing-{row.step_position}-{_stamp(latest)}")
-
-    async def _told(self, vm_id: VmId) -> list[tuple[Recorded, Reported]]:
-        """What the machine's own stream has to say to its session."""
-        decoded = [(recorded, decode_event(recorded)) for recorded in await self._log.load(vm_id)]
-        return [(recorded, event) for recorded, event in decoded if isinstance(event, REPORTED)]
 
     async def _report(self, row: SessionRow, event: Reported, recorded: Recorded) -> None:
         _, report = report_of(event, recorded.position)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple, assert_never
 
-from torpor_contracts.ids import SessionId
+from torpor_contracts.ids import SessionId, VmId
 from torpor_contracts.session_reports import (
     ReportExecEnded,
     ReportExecStarted,
@@ -23,6 +23,8 @@ from torpor_contracts.vm import (
     VmSuspended,
     VmSuspendFailed,
 )
+from torpor_eventlog.codec import decode_event
+from torpor_eventlog.port import EventLog, Recorded
 
 OfMachine = VmStarted | VmStartFailed | VmSuspended | VmSuspendFailed | VmStopped
 OfProgram = VmExecStarted | VmExecContinued | VmExecEnded
@@ -55,6 +57,12 @@ def report_of(event: Reported, position: int) -> Told:
     if isinstance(event, OfProgram):
         return Told(event.session_id, _of_program(event, position))
     return Told(event.session_id, _of_machine(event, position))
+
+
+async def told_by(log: EventLog, vm_id: VmId) -> list[tuple[Recorded, Reported]]:
+    """All that a machine's own stream has to say to its session, in order."""
+    decoded = [(recorded, decode_event(recorded)) for recorded in await log.load(vm_id)]
+    return [(recorded, event) for recorded, event in decoded if isinstance(event, REPORTED)]
 
 
 def _of_machine(event: OfMachine, position: int) -> SessionReport:
