@@ -53,7 +53,7 @@ def machines_as_said(world: "World") -> Iterator[Violation]:
 
 def woken(world: "World", history: History) -> Iterator[Violation]:
     """Every session that could be woken at the end was, and ran the program it was then given."""
-    ended = {(row.stream, event.exec_id): event for row, event in history.of(ExecEnded)}
+    ended = {(row.stream, str(event.exec_id)): event for row, event in history.of(ExecEnded)}
     for session_id, exec_id in world.last_programs.items():
         end = ended.get((session_id, exec_id))
         if end is None or (end.outcome, end.exit_code) != ("exited", 0):

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -58,15 +59,15 @@ class Hosting:
             await service.start()
         async with asyncio.TaskGroup() as routes:
             if service.projections or service.reactors:
-                routes.create_task(self._or_die(self.feed.run()))
+                routes.create_task(self._or_die(self.feed.run))
             for projection in service.projections:
                 follower = ProjectionFollower(projection, self.views, self.feed, dead=self._dead)
-                routes.create_task(self._or_die(follower.run()))
+                routes.create_task(self._or_die(follower.run))
             for reactor in service.reactors:
                 reacting = ReactorFollower(
                     reactor.name, reactor.reacts_to, reactor.react, self.views, self.feed, dead=self._dead
                 )
-                routes.create_task(self._or_die(reacting.run()))
+                routes.create_task(self._or_die(reacting.run))
             for command in service.commands:
                 routes.create_task(self._commands(command))
             for timer in service.timers:
@@ -166,7 +167,7 @@ class Hosting:
         try:
             while True:
                 subject, data = await heard.get()
-                await self._try(f"observation {subject}", route.handle(subject, data))
+                await self._try(f"observation {subject}", functools.partial(route.handle, subject, data))
         finally:
             end()
 
@@ -201,10 +202,10 @@ class Hosting:
 
         await run_background(dataclasses.replace(route, run=watched), self.clock, self._die, {})
 
-    async def _try(self, what: str, work: Awaitable[None]) -> None:
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         """A loop outlives what fails in it, but for an invariant violated."""
         try:
-            await work
+            await work()
         except InvariantViolation as error:
             self._die(error)
         except Transient:
@@ -219,9 +220,9 @@ class Hosting:
         self.broken(f"invariant violated in {self.around.process.name}: {error}")
         self.around.process.kill()
 
-    async def _or_die(self, work: Awaitable[object]) -> None:
+    async def _or_die(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
-            await work
+            await work()
         except InvariantViolation as error:
             self._die(error)
 
