@@ -68,12 +68,12 @@ _SCHEMA: Final = (
 )
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, busy_wait_s: float = BUSY_WAIT_S) -> sqlite3.Connection:
     """A connection in autocommit mode; it may move between threads, but only one may use it at a time."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
-        timeout=BUSY_WAIT_S,  # whoever comes first after a crash recovers the write-ahead log; the others wait for it
+        timeout=busy_wait_s,  # whoever comes first after a crash recovers the write-ahead log; the others wait for it
         isolation_level=None,
         check_same_thread=False,
     )
@@ -93,7 +93,7 @@ def prepare_file(path: Path, busy_wait_s: float) -> None:
             "log-without-directory", f"the directory {path.parent} does not exist", "create it, or name another path"
         )
     try:
-        while_busy(lambda: _prepare(path), busy_wait_s)
+        while_busy(lambda: _prepare(path, busy_wait_s), busy_wait_s)
     except sqlite3.Error as error:
         raise _opening_error(error, path) from error
     except OSError as error:
@@ -136,9 +136,9 @@ def as_transient(error: sqlite3.Error, path: Path) -> Transient:
     return Transient(f"{message.format(path=path)} (SQLite: {error})", retry_after_s)
 
 
-def _prepare(path: Path) -> None:
+def _prepare(path: Path, busy_wait_s: float) -> None:
     path.open("ab").close()  # SQLite's own creation would also create files for a mistyped path in later connections
-    connection = connect(path)
+    connection = connect(path, busy_wait_s)
     try:
         connection.execute("BEGIN IMMEDIATE")
         if _is_empty(connection):
