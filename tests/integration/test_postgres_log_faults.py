@@ -1,4 +1,4 @@
-"""What the log in PostgreSQL says when the server, its rights or its neighbours will not let it, and that it goes on."""
+"""What the log in PostgreSQL says when server, rights or neighbours will not let it, and that it goes on then."""
 
 import asyncio
 from collections.abc import AsyncIterator

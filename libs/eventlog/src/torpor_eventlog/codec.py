@@ -81,8 +81,11 @@ class EventCodec:
 
     def _lifted(self, recorded: Recorded) -> Any:
         tag, data = recorded.tag, msgspec.json.decode(recorded.data, type=dict[str, Any])
-        while (upcast := self._upcasts.get(tag)) is not None:
-            tag, data = upcast.new_tag, upcast.lift(data)
+        try:
+            while (upcast := self._upcasts.get(tag)) is not None:
+                tag, data = upcast.new_tag, upcast.lift(data)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise Undecodable(recorded.tag, recorded.position, f"{tag!r} could not be lifted: {error!r}") from error
         data["type"] = tag
         return msgspec.convert(data, self._types[tag], strict=False)
 
