@@ -71,6 +71,7 @@ class Link:
         self._answers = ""
         self._reconnects = 0
         self._last_error = ""
+        self._dropped = 0
         self._begun = False
         self._connected_once = False
 
@@ -238,6 +239,11 @@ class Link:
     async def _failed(self, error: Exception) -> None:
         self._last_error = str(error) or type(error).__name__
         subject = denied_subject(error)
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:  # the first, the second, the fourth, …: never a flood
+                _log.warning("nats %s: dropped %d messages on %s", self.identity.name, self._dropped, error.subject)
+            return
         if subject is None:
             if not self._connected_once and any(reason in self._last_error.lower() for reason in _UNRECOVERABLE):
                 raise error

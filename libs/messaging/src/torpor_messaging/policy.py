@@ -198,8 +198,8 @@ class ConsumerPolicy:
         except Transient as error:
             return await self._nak(delivery, f"it cannot be buried: {error}")
         advice = f"it is kept as {grave} for the operator; send it again with the same id once that is settled"
-        await self._reply(reply_to, Reply(refusal=Refusal(code=code, message=reason, advice=advice)))
         await delivery.term(code)
+        await self._reply(reply_to, Reply(refusal=Refusal(code=code, message=reason, advice=advice)))
         return Outcome.BURIED
 
     async def _reply(self, reply_to: str | None, reply: Reply) -> None:

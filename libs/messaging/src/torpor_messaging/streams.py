@@ -27,6 +27,9 @@ HEADS: Final = "HEADS"
 RELAYED: Final = "relay.>"
 """What `EVENTS` listens to; published by the log-relay alone."""
 
+COMMANDS_KEPT_S: Final = 30 * 24 * 3600
+"""How long a command waits for a service that is not there."""
+
 OUTPUT_KEPT_S: Final = 7 * 24 * 3600
 OUTPUT_MESSAGES_MAX: Final = 65_536
 """Per program; the oldest go first."""
@@ -54,6 +57,8 @@ def specs(*, output_bytes_max: int = 1024 * _MIB) -> tuple[StreamSpec, ...]:
                 "retention": "workqueue",
                 "discard": "new",
                 "max_bytes": 256 * _MIB,
+                # What was sent to a host that never came back would stay for ever, and in the end fill the stream.
+                "max_age": COMMANDS_KEPT_S * 1_000_000_000,
                 # Deduplication is by ids that tenants share, and rests on a window; ours rests on the log.
                 "duplicate_window": _DEDUP_NS_MIN,
             },
