@@ -1,7 +1,7 @@
 """Load, fold, decide, append: the one way a service turns a command into events; a lost race is decided again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -87,38 +87,48 @@ class Decisions(Generic[State]):
         return state, version
 
     async def execute(
-        self, cause: Cause, stream: str, decide: Callable[[State], Sequence[msgspec.Struct]]
+        self,
+        cause: Cause,
+        stream: str,
+        decide: Callable[[State], Sequence[msgspec.Struct]],
+        *,
+        given: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
     ) -> Receipt | None:
         """Decide and append; the receipt of the events, or None when `decide` found nothing to record.
 
         A command already in the log answers its first receipt and is not decided again. What `decide` raises passes.
+        `given` looks at other streams before each decision and answers their versions: the events are appended only
+        if those streams have not changed since, so a decision may rest on them.
         """
 
         def on_one(states: Mapping[str, State]) -> list[tuple[str, msgspec.Struct]]:
             return [(stream, event) for event in decide(states[stream])]
 
-        return await self.execute_across(cause, [stream], on_one)
+        return await self.execute_across(cause, [stream], on_one, given=given)
 
     async def execute_across(
         self,
         cause: Cause,
         streams: Sequence[str],
         decide: Callable[[Mapping[str, State]], Sequence[tuple[str, msgspec.Struct]]],
+        *,
+        given: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
     ) -> Receipt | None:
         """Decide on several streams of this kind together; `decide` answers events with the streams they go to.
 
-        The first event's stream is the command's own. A stream that was only read may change meanwhile: what must
-        not, is written to.
+        The first event's stream is the command's own. A stream that was only read may change meanwhile, unless it is
+        among those that `given` answers (see `execute`).
         """
         known = await self._known(cause)
         if known is not None:
             return known
         for _ in range(RACES_MAX):
+            unchanged = dict(await given()) if given is not None else {}
             folded = {stream: await self.fold(stream) for stream in streams}
             events = decide({stream: state for stream, (state, _) in folded.items()})
             if not events:
                 return None
-            expected = {stream: folded[stream][1] for stream, _ in events}
+            expected = unchanged | {stream: folded[stream][1] for stream, _ in events}
             try:
                 # Not folded into what is kept: the receipt may be that of another replica, whose events the log has.
                 return await self._log.append(self._commit(cause, expected, events))

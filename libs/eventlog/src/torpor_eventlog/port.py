@@ -23,7 +23,8 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """All events of one command, appended together or not at all.
 
-    `expected` holds, for each stream written, the version it must have before (0: it must not exist).
+    `expected` holds, for each stream written, and for any other that the events rest on, the version it must have
+    before (0: it must not exist).
     The first event's stream is the command's own: the receipt names the last event of that stream.
     `request_digest` is the SHA-256 of the command's subject and payload: the same id with another request is refused.
     `occurred_at_us` counts microseconds since the Unix epoch, UTC.

@@ -59,9 +59,10 @@ class Handlers:
         if not (isinstance(state, Running) and command.exec_id in state.execs):
             programs.intend(vm_id, command.exec_id)
         try:
-            receipt = await ledger.command(
+            receipt = await ledger.command_of(
                 incoming,
                 vm_id,
+                command.session_id,
                 lambda now, place: decisions.exec_program(now, command, place, self._execs_max),
             )
         except Rejected:

@@ -4,21 +4,23 @@ This process alone writes the streams of its machines, so what it knows of them 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.host import HostCapacity
-from torpor_contracts.ids import CommandId, TenantId, VmId
+from torpor_contracts.ids import CommandId, SessionId, TenantId, VmId
 from torpor_contracts.replies import Receipt
 from torpor_contracts.session import MachineSpec, RetryRule
 from torpor_contracts.vm import VmEvent
 from torpor_eventlog.deciding import Decisions
 from torpor_messaging.service import Incoming
 from torpor_messaging.service_ports import ServicePorts
+from torpor_vm_host.domain import tenure
 from torpor_vm_host.domain.observations import Place
+from torpor_vm_host.domain.tenure import UNSAID, Tenure, follow
 from torpor_vm_host.domain.vm import ABSENT, Ended, VmState, claim_of, evolve, may_exist
 from torpor_vm_host.host import Host
 
@@ -70,6 +72,7 @@ class Ledger:
         self._host = host
         self._ports = ports
         self._decisions = Decisions[VmState | _Foreign](ports.log, _initial, _fold, ports.clock.now, STREAMS_KEPT)
+        self._sessions = Decisions[Tenure](ports.log, lambda: UNSAID, follow, ports.clock.now, STREAMS_KEPT)
         self._reserved: dict[VmId, MachineSpec] = {}
         self.known: dict[VmId, VmState] = {}
         """Every machine of this host that may exist, or may hold something still."""
@@ -101,6 +104,30 @@ class Ledger:
         return await self._decisions.execute(
             cause, vm_id, lambda folded: decide(_own(folded, vm_id), self.place(vm_id))
         )
+
+    async def command_of(
+        self, incoming: Incoming, vm_id: VmId, session_id: SessionId, decide: Decide
+    ) -> Receipt | None:
+        """Decide a command that begins something in the name of a session, and record its events.
+
+        Refused when the session has another machine by now, or none; should it come to that before the events are in
+        the log, it is decided again.
+        """
+        seen = UNSAID
+
+        async def session() -> Mapping[str, int]:
+            nonlocal seen
+            seen, version = await self._sessions.fold(session_id)
+            return {session_id: version}
+
+        def decide_for_session(folded: VmState | _Foreign) -> Sequence[VmEvent]:
+            place = self.place(vm_id)
+            events = decide(_own(folded, vm_id), place)
+            if events:
+                tenure.check(seen, place)
+            return events
+
+        return await self._decisions.execute(incoming, vm_id, decide_for_session, given=session)
 
     async def observe(self, about: About, vm_id: VmId, decide: Decide) -> VmState:
         """Record what was observed, and answer the state after it; raises `Transient` when the log stays away."""

@@ -59,9 +59,10 @@ class Starting:
         resources = [self._workspace.resource(vm_id), *self._driver.resources(self._spec(claim))]
         room = self._ledger.reserve(vm_id, command.machine, self._capacity)
         try:
-            receipt = await self._ledger.command(
+            receipt = await self._ledger.command_of(
                 incoming,
                 vm_id,
+                command.session_id,
                 lambda now, place: decisions.start(now, command, incoming.tenant_id, place, resources, room=room),
             )
             state = await self._ledger.state(vm_id)

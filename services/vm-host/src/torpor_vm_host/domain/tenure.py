@@ -1,0 +1,50 @@
+"""Which machine a session has now, as its own stream says: no other may begin anything in its name."""
+
+from typing import Any, Final
+
+import msgspec
+
+from torpor_contracts.errors import Rejected
+from torpor_contracts.ids import VmId
+from torpor_contracts.session import (
+    SessionFailed,
+    SessionLost,
+    SessionRecovered,
+    SessionStartFailed,
+    SessionSuspended,
+    SessionTerminated,
+    VmStartRequested,
+)
+from torpor_vm_host.domain.observations import Place
+
+
+class Tenure(msgspec.Struct, frozen=True, kw_only=True):
+    """`vm_id` is the session's machine, None while it has none; `said` tells that from a stream that says nothing."""
+
+    said: bool = False
+    vm_id: VmId | None = None
+
+
+UNSAID: Final = Tenure()
+
+
+def follow(tenure: Tenure, event: Any) -> Tenure:
+    """The tenure after an event of the session; most of them do not change it."""
+    match event:
+        case VmStartRequested() | SessionRecovered():
+            return Tenure(said=True, vm_id=event.vm_id)
+        case SessionStartFailed() | SessionSuspended() | SessionLost() | SessionTerminated() | SessionFailed():
+            return Tenure(said=True, vm_id=None)
+        case _:
+            return tenure
+
+
+def check(tenure: Tenure, place: Place) -> None:
+    """Refuse to begin something in a machine that its session has given up or replaced."""
+    if tenure.said and tenure.vm_id != place.vm_id:
+        now = f"it has {tenure.vm_id} now" if tenure.vm_id else "it has none now"
+        raise Rejected(
+            "stale-incarnation",
+            f"{place.vm_id} is no longer the machine of its session: {now}",
+            "act on the machine that the session names",
+        )
