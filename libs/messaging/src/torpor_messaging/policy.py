@@ -124,6 +124,9 @@ class ConsumerPolicy:
             except (Transient, VersionConflict) as error:
                 if tried == IN_PLACE_MAX:
                     return await self._put_off(delivery, reply_to, error)
+                if tried == 1 and isinstance(error, Transient):
+                    # Whoever waits for an answer finds the reason in our log; the delivery may go on for long.
+                    _log.warning("trying %s again: %s", delivery.subject, error)
                 await delivery.in_progress()
                 await self._clock.sleep(self._pause_s(error, tried))
             except Poison as error:

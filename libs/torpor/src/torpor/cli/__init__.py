@@ -52,7 +52,8 @@ def _carried_out(tokens: Sequence[str]) -> int:
         code = str(getattr(error, "code", type(error).__name__))
         message = str(getattr(error, "message", error))
         advice = str(getattr(error, "advice", "see `torpor status`"))
-        return _failed(tokens, code, message, advice, _exit_code(error))
+        notes = getattr(error, "__notes__", [])
+        return _failed(tokens, code, message, advice, _exit_code(error), *notes)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -69,13 +70,14 @@ def _exit_code(error: Exception) -> int:
     return UNAVAILABLE if isinstance(error, Unavailable | NotYet | Transient) else REFUSED
 
 
-def _failed(tokens: Sequence[str], code: str, message: str, advice: str, exit_code: int) -> int:
+def _failed(tokens: Sequence[str], code: str, message: str, advice: str, exit_code: int, *notes: str) -> int:
     own = list(tokens)[: list(tokens).index("--")] if "--" in tokens else tokens
     if "--json" in own:
-        sys.stdout.write(json.dumps({"error": {"code": code, "message": message, "advice": advice}}) + "\n")
+        told = {"code": code, "message": message, "advice": advice} | ({"notes": list(notes)} if notes else {})
+        sys.stdout.write(json.dumps({"error": told}) + "\n")
     else:
         sys.stdout.flush()
-        sys.stderr.write(f"torpor: {message}\n  {advice}\n")
+        sys.stderr.write("\n  ".join([f"torpor: {message}", advice, *notes]) + "\n")
     return exit_code
 
 

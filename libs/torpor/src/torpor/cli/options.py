@@ -1,5 +1,7 @@
 """The options that every command takes, and opening a connection by them."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -7,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from torpor.embedded.layout import DataDir
+from torpor.embedded.warnings import recent_warnings
+from torpor.errors import NotYet, Unavailable
 
 if TYPE_CHECKING:
-    from torpor.client.api import Connecting
+    from torpor.client.api import Torpor
     from torpor.client.discovery import Role
 
 
@@ -29,11 +33,18 @@ class Common:
         """The data directory meant."""
         return DataDir.choose(self.data_dir)
 
-    def connect(self, role: "Role" = "tenant") -> "Connecting":
-        """A connection to the whole meant."""
+    @asynccontextmanager
+    async def connect(self, role: "Role" = "tenant") -> AsyncIterator["Torpor"]:
+        """A connection to the whole meant; when it does not answer, the error tells what its services warn of."""
         from torpor.client.api import connect  # noqa: PLC0415  (the SDK is what a command's start costs)
 
-        return connect(data_dir=self.data_dir, role=role)
+        try:
+            async with connect(data_dir=self.data_dir, role=role) as t:
+                yield t
+        except (Unavailable, NotYet) as error:
+            for service, warning in recent_warnings(self.data).items():
+                error.add_note(f"{service} says: {warning}")
+            raise
 
 
 DEFAULTS: Final = Common()

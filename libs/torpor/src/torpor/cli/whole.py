@@ -11,6 +11,7 @@ from torpor.cli import printing
 from torpor.cli.options import DEFAULTS, Common
 from torpor.embedded import runfile
 from torpor.embedded.process_table import end, is_running, wait_gone
+from torpor.embedded.warnings import recent_warnings
 from torpor.errors import CannotStart, Unavailable
 
 DOWN_TIMEOUT_S: Final = 30.0
@@ -72,13 +73,13 @@ def status(*, common: Common = DEFAULTS) -> int:
         raise Unavailable(
             f"no Torpor runs on {common.data.root}", "start one with `torpor up`, or name its directory with --data-dir"
         )
-    answers = answering(run)
+    answers, warnings = answering(run), recent_warnings(common.data)
     rows = []
     for process in run.processes:
         lives = is_running(process.pid, process.started_ticks)
         state = "running" if answers.get(process.name, lives) else "running, does not answer" if lives else "ended"
-        rows.append((process.name, state, process.pid, process.restarts))
-    sound = run.ready and all(state == "running" for _, state, _, _ in rows)
+        rows.append((process.name, state, process.pid, process.restarts, warnings.get(process.name)))
+    sound = run.ready and all(row[1] == "running" for row in rows)
     if common.json:
         printing.emit(
             {
@@ -88,8 +89,8 @@ def status(*, common: Common = DEFAULTS) -> int:
                 "driver": run.driver,
                 "supervisor": {"pid": run.supervisor.pid},
                 "processes": [
-                    {"name": name, "state": state, "pid": pid, "restarts": restarts}
-                    for name, state, pid, restarts in rows
+                    {"name": name, "state": state, "pid": pid, "restarts": restarts, "warning": warning}
+                    for name, state, pid, restarts, warning in rows
                 ],
             }
         )
@@ -102,5 +103,6 @@ def status(*, common: Common = DEFAULTS) -> int:
                 "supervisor": run.supervisor.pid,
             }
         )
-        printing.table(("process", "state", "pid", "restarts"), rows, "nothing is started yet")
+        headings = ("process", "state", "pid", "restarts", "last warning (of the last minute)")
+        printing.table(headings, rows, "nothing is started yet")
     return 0 if sound else 3
