@@ -9,14 +9,23 @@ from torpor_contracts.host import HostLost, HostRegistered
 from torpor_contracts.ids import CheckpointId, VmId
 from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
 from torpor_eventlog.port import Recorded
+from torpor_scheduler.domain.session import Phase
 from torpor_simulation.history import Violation
 from torpor_simulation.hypervisor import Host, Sighting
+from torpor_simulation.sessions import Sessions
 
 
 class LiveChecks:
     """Compares, at each step, what the log says of machines with what they are."""
 
-    def __init__(self, hosts: Mapping[str, Host], chunks: MemoryChunks, violated: Callable[[Violation], None]) -> None:
+    def __init__(
+        self,
+        hosts: Mapping[str, Host],
+        chunks: MemoryChunks,
+        sessions: Sessions,
+        violated: Callable[[Violation], None],
+    ) -> None:
+        self._sessions = sessions
         self._hosts = hosts
         self._chunks = chunks
         self._violated = violated
@@ -27,6 +36,7 @@ class LiveChecks:
         self._checkpoints: dict[CheckpointId, CheckpointRecorded] = {}
         self._machines: dict[VmId, Sighting] = {}
         self._spawned: set[tuple[str, str]] = set()
+        self._died: set[VmId] = set()
 
     @property
     def machines(self) -> Mapping[VmId, Sighting]:
@@ -42,6 +52,10 @@ class LiveChecks:
                 self._machines[sighting.vm_id] = sighting
             case "deleted":
                 self._machines.pop(sighting.vm_id, None)
+            case "died" | "ruined":
+                self._died.add(sighting.vm_id)
+                if sighting.what == "died":
+                    self._machines.pop(sighting.vm_id, None)
             case "spawned":
                 self._spawn(sighting)
             case _:
@@ -73,10 +87,7 @@ class LiveChecks:
                 if event.vm_id not in self._machines:
                     self._violate("observed", f"{event.vm_id} is said to run at {row.position} and does not exist")
             case VmStopped() | VmReaped() | VmSuspended():
-                if event.vm_id in self._machines:
-                    self._violate("observed", f"{event.vm_id} is said to be gone at {row.position} and exists")
-                if isinstance(event, VmSuspended):
-                    self._restorable(event, row)
+                self._ended(event, row)
             case VmReleased():
                 self._released(event, row)
             case HostRegistered() | HostLost():
@@ -91,6 +102,25 @@ class LiveChecks:
             self._checkpoints[event.checkpoint_id] = event
         else:
             self._checkpoints.pop(event.checkpoint_id, None)
+
+    def _ended(self, event: VmStopped | VmReaped | VmSuspended, row: Recorded) -> None:
+        if event.vm_id in self._machines:
+            self._violate("observed", f"{event.vm_id} is said to be gone at {row.position} and exists")
+        match event:
+            case VmSuspended():
+                self._restorable(event, row)
+            case VmReaped():
+                self._nobodys(event, row)
+            case VmStopped() if not event.expected and event.vm_id not in self._died:
+                self._violate("unasked", f"{event.vm_id} was ended by its host at {row.position}, nobody asked")
+            case _:
+                pass
+
+    def _nobodys(self, event: VmReaped, row: Recorded) -> None:
+        for session_id, session in self._sessions.folded.items():
+            machine = session.machine
+            if machine is not None and machine.vm_id == event.vm_id and session.phase is not Phase.TERMINATING:
+                self._violate("nobodys", f"{event.vm_id} was reaped at {row.position} and is {session_id}'s")
 
     def _restorable(self, event: VmSuspended, row: Recorded) -> None:
         recorded = self._checkpoints.get(event.checkpoint_id)

@@ -1,5 +1,6 @@
 """Clients of a simulated world: they ask until they are answered, and remember every question and every answer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,7 +11,6 @@ from torpor_contracts.ids import CommandId, TenantId
 from torpor_contracts.replies import Reply
 from torpor_messaging.ports import Clock, OutgoingCommand
 from torpor_simulation.bus import SimBus
-from torpor_simulation.trace import Trace
 
 ANSWER_TIMEOUT_S: Final = 6.0
 ASK_MAX: Final = 60
@@ -45,14 +45,20 @@ class Client:
     """Somebody with a connection to the bus, of one tenant."""
 
     def __init__(  # noqa: PLR0917  (who it is, then what it has)
-        self, tenant_id: TenantId, name: str, bus: SimBus, clock: Clock, ledger: Ledger, trace: Trace
+        self,
+        tenant_id: TenantId,
+        name: str,
+        bus: SimBus,
+        clock: Clock,
+        ledger: Ledger,
+        heard: Callable[[OutgoingCommand, Reply], None],
     ) -> None:
         self.tenant_id = tenant_id
         self._name = name
         self._bus = bus
         self._clock = clock
         self._ledger = ledger
-        self._trace = trace
+        self._heard = heard
         self._asked = 0
 
     def new_id(self, what: str) -> CommandId:
@@ -60,10 +66,12 @@ class Client:
         self._asked += 1
         return CommandId(f"{self._name}-{self._asked}-{what}")
 
-    async def ask(self, target: str, command: msgspec.Struct, command_id: CommandId) -> Reply | None:
-        """Send a command to the scheduler until it is answered; None when patience ended first."""
+    async def ask(
+        self, target: str, command: msgspec.Struct, command_id: CommandId, service: str = "scheduler"
+    ) -> Reply | None:
+        """Send a command to a service until it is answered; None when patience ended first."""
         outgoing = OutgoingCommand(
-            tenant_id=self.tenant_id, service="scheduler", target=target, command=command, command_id=command_id
+            tenant_id=self.tenant_id, service=service, target=target, command=command, command_id=command_id
         )
         entry = self._ledger.open(outgoing, self._clock.monotonic_s())
         for _ in range(ASK_MAX):
@@ -73,7 +81,7 @@ class Client:
                 await self._clock.sleep(error.retry_after_s)
                 continue
             entry.replies.append(reply)
-            self._trace.add("reply", command_id, _told(reply))
+            self._heard(outgoing, reply)
             if reply.refusal is None or reply.refusal.code not in PUT_OFF:
                 return reply
             await self._clock.sleep(1.0)
@@ -81,7 +89,8 @@ class Client:
         return None
 
 
-def _told(reply: Reply) -> str:
+def told(reply: Reply) -> str:
+    """A reply in a few words."""
     if reply.receipt is not None:
         return f"receipt {reply.receipt.stream}@{reply.receipt.version}"
     return f"refused {reply.refusal.code}" if reply.refusal is not None else "nothing"

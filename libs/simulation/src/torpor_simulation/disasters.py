@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from torpor_contracts.checkpoint import FreeCheckpoint
 from torpor_contracts.host import DrainHost, UndrainHost
 from torpor_contracts.ids import SessionId, TenantId, VmId
 from torpor_contracts.session import MachineSpec
@@ -38,6 +39,7 @@ class Disasters:
             "stranger": self._stranger,
             "schedules-lost": self._schedules_lost,
             "drain": self._drain,
+            "tidying": self._tidy,
         }
 
     async def run(self) -> None:
@@ -126,6 +128,14 @@ class Disasters:
         await operator.ask(host.host_id, DrainHost(reason="maintenance"), operator.new_id("drain"))
         await asyncio.sleep(disaster.lasts_s)
         await operator.ask(host.host_id, UndrainHost(), operator.new_id("undrain"))
+
+    async def _tidy(self, _host: Host, _disaster: Disaster) -> None:
+        """Somebody asks to free every checkpoint there is; those that anything rests on are refused."""
+        operator = self._world.operator
+        checkpoints = [row for row in self._world.log.rows if row.tag.startswith("checkpoint-recorded.")]
+        for row in reversed(checkpoints):
+            command = FreeCheckpoint(reason="tidying up")
+            await operator.ask(row.stream, command, operator.new_id("free"), service="snapshot-store")
 
     def _host(self, disaster: Disaster) -> Host:
         hosts = list(self._world.hosts.values())

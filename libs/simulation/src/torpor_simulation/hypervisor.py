@@ -43,7 +43,7 @@ class DriverFaults:
 
 @dataclass
 class Sighting:
-    """What happened to a machine: `created`, `planted`, `deleted`, or it `spawned` a program."""
+    """What happened to a machine: `created`, `planted`, `deleted`, `died`, `ruined`, or it `spawned` a program."""
 
     what: str
     host_id: str
@@ -81,12 +81,13 @@ class HostMachines(MemoryMachines):
 
     async def delete(self, vm_id: VmId) -> None:
         """The machine is no more."""
-        self.vanish(vm_id)
+        if self.kept.pop(vm_id, None) is not None:
+            self._seen(Sighting("deleted", self.host_id, vm_id))
 
     def vanish(self, vm_id: VmId) -> None:
         """End a machine without anybody having asked."""
         if self.kept.pop(vm_id, None) is not None:
-            self._seen(Sighting("deleted", self.host_id, vm_id))
+            self._seen(Sighting("died", self.host_id, vm_id))
 
     def vanish_all(self) -> None:
         """End every machine at once."""
@@ -102,6 +103,7 @@ class HostMachines(MemoryMachines):
         """Leave a machine that can never run again."""
         if vm_id in self.kept:
             self.kept[vm_id] = b"ruined"
+            self._seen(Sighting("ruined", self.host_id, vm_id))
 
 
 @dataclass

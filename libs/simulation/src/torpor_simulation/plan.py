@@ -10,7 +10,7 @@ from torpor_simulation.network import NetworkFaults
 
 DisasterKind = Literal[
     "crash", "bus-outage", "log-outage", "partition", "host-off", "host-gone", "machine-dies", "machine-ruined",
-    "stranger", "schedules-lost", "drain",
+    "stranger", "schedules-lost", "drain", "tidying",
 ]  # fmt: skip
 
 
@@ -54,6 +54,7 @@ KINDS: tuple[tuple[DisasterKind, int], ...] = (
     ("stranger", 4),
     ("schedules-lost", 6),
     ("drain", 8),
+    ("tidying", 8),
 )
 
 
@@ -101,6 +102,6 @@ def draw(seed: int) -> Plan:
             lasts_s=chance.choice((0.5, 3.0, 12.0, 25.0)),
             which=chance.random(),
         )
-        for _ in range(chance.choice((0, 1, 2, 3, 4)))
+        for _ in range(chance.choice((0, 1, 2, 3, 4, 6)))
     )
     return plan

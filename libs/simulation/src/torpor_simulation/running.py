@@ -54,7 +54,10 @@ def run_world(
             loop.run_until_complete(live())
         except (Deadlock, TooManySteps) as error:
             ended.append(Violation(type(error).__name__.lower(), str(error)))
-        except Exception as error:  # noqa: BLE001  (a world that breaks the simulator is a finding, and has a seed)
+        except Exception as error:
+            # A world that breaks the simulator is a finding, and has a seed; one that was never built is not.
+            if not worlds:
+                raise
             ended.append(Violation("escaped", "".join(traceback.format_exception(error, limit=-4))))
         finally:
             _end(loop)

@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.ids import SYSTEM_TENANT, TenantId
+from torpor_contracts.replies import Reply
 from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import Recorded
+from torpor_messaging.ports import OutgoingCommand
 from torpor_scheduler.domain.session import Phase
 from torpor_simulation.broker import Broker, StreamSpec
 from torpor_simulation.bus import Questions, SimBus
 from torpor_simulation.carrying import EventsStream
 from torpor_simulation.checks_live import LiveChecks
-from torpor_simulation.clients import Client, Ledger
+from torpor_simulation.clients import Client, Ledger, told
 from torpor_simulation.clock import SimClock, SimIds
 from torpor_simulation.disasters import Disasters
 from torpor_simulation.faults import Faults
@@ -68,8 +70,8 @@ class World:
             host_id: Host(host_id, scratch / host_id, HostMachines(host_id, self._seen))
             for host_id in (f"host-{number + 1}" for number in range(plan.hosts))
         }
-        self.live = LiveChecks(self.hosts, self.chunks, self.violate)
         self.sessions = Sessions(self.violate)
+        self.live = LiveChecks(self.hosts, self.chunks, self.sessions, self.violate)
         self.lives: list[SessionLife] = []
         self.last_programs: dict[str, str] = {}
         """Session -> the program it was given when it was woken at the end."""
@@ -126,7 +128,7 @@ class World:
         around = Surroundings(process, name, self.network, Faults.none(self.trace), self.trace)
         clock = SimClock(process)
         bus = SimBus(self.broker, self.questions, around, clock, SimIds(f"{self.plan.seed}-{name}"))
-        return Client(tenant_id, name, bus, clock, self.ledger, self.trace), clock
+        return Client(tenant_id, name, bus, clock, self.ledger, self._heard), clock
 
     async def _trouble(self) -> None:
         """Clients at work while faults strike, then the rest of their work in peace."""
@@ -179,6 +181,15 @@ class World:
                 return
             await asyncio.sleep(LOOK_S)
             waiting_for = await unsettled(self)
+
+    def _heard(self, command: OutgoingCommand, reply: Reply) -> None:
+        """A client was answered: a receipt must be true by then."""
+        receipt = reply.receipt
+        self.trace.add("reply", command.command_id, told(reply))
+        if receipt is not None and receipt.position > len(self.log.rows):
+            self.violate(
+                Violation("receipt-true", f"{command.command_id} has a receipt for {receipt.position} already")
+            )
 
     def _committed(self, rows: list[Recorded]) -> None:
         for row in rows:
