@@ -30,7 +30,7 @@ from torpor_eventlog.sqlite import SqliteLog
 
 ROUNDS: Final = 7
 EVENTS_OF_A_ROUND: Final = 40 * WRITERS
-SINGLE_EVENTS_OF_A_ROUND: Final = 4 * WRITERS
+SINGLE_EVENTS_OF_A_ROUND: Final = WRITERS
 PAGE: Final = 2000
 CONNECTIONS: Final = 32
 
@@ -100,7 +100,7 @@ async def append_postgres_256(say: Say) -> list[Figure]:
         await log.close()
     return [
         _append_figure("log.append_postgres_256", ours, single, 5),
-        _append_figure("log.append_postgres_256_bare", ours, bare, 1),
+        _append_figure("log.append_postgres_256_bare", ours, bare, 0.5),
     ]
 
 

@@ -23,7 +23,7 @@ _WAL_PAGES: Final = 4000
 """After so many pages (16 MB) the write-ahead log is folded back into the file."""
 
 _PAUSE_S_MIN: Final = 0.000_2
-_PAUSE_S_MAX: Final = 0.005
+_PAUSE_S_MAX: Final = 0.002
 
 _SCHEMA: Final = (
     """
