@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,11 @@ class NatsServer:
                     if connection.recv(4) == b"INFO":
                         return
             except OSError:
-                pass
-            assert self._process.poll() is None, self.log.read_text()
+                pass  # it does not listen yet
             assert time.monotonic() < give_up_at, "nats-server does not start"
-            time.sleep(0.01)  # until it listens, bounded above
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+                raise AssertionError(self.log.read_text())
 
     def make_streams(self) -> None:
         """Make all streams, as an administrator."""

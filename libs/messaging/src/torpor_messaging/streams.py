@@ -10,7 +10,7 @@ have the server itself deliver there, and break the promise that sequence equals
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torpor_contracts.errors import Rejected, Transient
@@ -47,104 +47,114 @@ class StreamSpec:
     checked: tuple[str, ...] = field(default=("subjects", "retention", "storage", "discard"))
 
 
-def specs(*, output_bytes_max: int = 1024 * _MIB) -> tuple[StreamSpec, ...]:
-    """All streams of a whole. With nothing but the log, any of them can be made anew."""
-    return (
-        StreamSpec(
-            COMMANDS,
-            {
-                "subjects": ["cmd.>"],
-                "retention": "workqueue",
-                "discard": "new",
-                "max_bytes": 256 * _MIB,
-                # What was sent to a host that never came back would stay for ever, and in the end fill the stream.
-                "max_age": COMMANDS_KEPT_S * 1_000_000_000,
-                # Deduplication is by ids that tenants share, and rests on a window; ours rests on the log.
-                "duplicate_window": _DEDUP_NS_MIN,
-            },
+OUTPUT_BYTES_MAX: Final = 1024 * _MIB
+"""Of all programs together; a small disk may be given less."""
+
+SPECS: Final = (
+    StreamSpec(
+        COMMANDS,
+        {
+            "subjects": ["cmd.>"],
+            "retention": "workqueue",
+            "discard": "new",
+            "max_bytes": 256 * _MIB,
+            # What was sent to a host that never came back would stay for ever, and in the end fill the stream.
+            "max_age": COMMANDS_KEPT_S * 1_000_000_000,
+            # Deduplication is by ids that tenants share, and rests on a window; ours rests on the log.
+            "duplicate_window": _DEDUP_NS_MIN,
+        },
+    ),
+    StreamSpec(
+        EVENTS,
+        {
+            "subjects": [RELAYED],
+            "subject_transform": {"src": RELAYED, "dest": "evt.>"},
+            "republish": {"src": "evt.>", "dest": "evt.>"},
+            "retention": "limits",
+            "discard": "old",
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "deny_delete": True,
+            "deny_purge": True,
+            "allow_direct": True,
+            "duplicate_window": _DEDUP_NS_MIN,
+        },
+        (
+            "subjects", "subject_transform", "republish", "retention", "storage", "discard", "max_msgs",
+            "max_bytes", "max_age", "max_msgs_per_subject", "deny_delete", "deny_purge", "allow_direct",
         ),
-        StreamSpec(
-            EVENTS,
-            {
-                "subjects": [RELAYED],
-                "subject_transform": {"src": RELAYED, "dest": "evt.>"},
-                "republish": {"src": "evt.>", "dest": "evt.>"},
-                "retention": "limits",
-                "discard": "old",
-                "max_msgs": -1,
-                "max_bytes": -1,
-                "deny_delete": True,
-                "deny_purge": True,
-                "allow_direct": True,
-                "duplicate_window": _DEDUP_NS_MIN,
-            },
-            (
-                "subjects", "subject_transform", "republish", "retention", "storage", "discard", "max_msgs",
-                "max_bytes", "max_age", "max_msgs_per_subject", "deny_delete", "deny_purge", "allow_direct",
-            ),
-        ),
-        StreamSpec(
-            OUTPUT,
-            {
-                "subjects": ["out.>"],
-                "retention": "limits",
-                "discard": "old",
-                "max_age": OUTPUT_KEPT_S * 1_000_000_000,
-                "max_bytes": output_bytes_max,
-                "max_msgs_per_subject": OUTPUT_MESSAGES_MAX,
-                "allow_direct": True,
-                "duplicate_window": _DEDUP_NS_MIN,
-            },
-        ),
-        StreamSpec(
-            TIMERS,
-            {
-                "subjects": ["timer.>"],
-                "retention": "workqueue",
-                "discard": "old",
-                "max_msgs_per_subject": 1,
-                "allow_msg_schedules": True,
-                "duplicate_window": _DEDUP_NS_MIN,
-            },
-            ("subjects", "retention", "storage", "discard", "max_msgs_per_subject", "allow_msg_schedules"),
-        ),
-        StreamSpec(
-            DEAD,
-            {
-                "subjects": [
-                    "dead.>",
-                    "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
-                    "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
-                ],
-                "retention": "limits",
-                "discard": "old",
-                "max_bytes": 128 * _MIB,
-                "deny_delete": True,
-                "deny_purge": True,
-            },
-        ),
-        StreamSpec(
-            HEADS,
-            {
-                "subjects": ["head.>"],
-                "retention": "limits",
-                "discard": "old",
-                "max_msgs": 10_000,
-                "deny_delete": True,
-                "deny_purge": True,
-                "allow_direct": True,
-            },
-        ),
-    )  # fmt: skip
+    ),
+    StreamSpec(
+        OUTPUT,
+        {
+            "subjects": ["out.>"],
+            "retention": "limits",
+            "discard": "old",
+            "max_age": OUTPUT_KEPT_S * 1_000_000_000,
+            "max_bytes": OUTPUT_BYTES_MAX,
+            "max_msgs_per_subject": OUTPUT_MESSAGES_MAX,
+            "allow_direct": True,
+            "duplicate_window": _DEDUP_NS_MIN,
+        },
+    ),
+    StreamSpec(
+        TIMERS,
+        {
+            "subjects": ["timer.>"],
+            "retention": "workqueue",
+            "discard": "old",
+            "max_msgs_per_subject": 1,
+            "allow_msg_schedules": True,
+            "duplicate_window": _DEDUP_NS_MIN,
+        },
+        ("subjects", "retention", "storage", "discard", "max_msgs_per_subject", "allow_msg_schedules"),
+    ),
+    StreamSpec(
+        DEAD,
+        {
+            "subjects": [
+                "dead.>",
+                "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
+                "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
+            ],
+            "retention": "limits",
+            "discard": "old",
+            "max_bytes": 128 * _MIB,
+            "deny_delete": True,
+            "deny_purge": True,
+        },
+    ),
+    StreamSpec(
+        HEADS,
+        {
+            "subjects": ["head.>"],
+            "retention": "limits",
+            "discard": "old",
+            "max_msgs": 10_000,
+            "deny_delete": True,
+            "deny_purge": True,
+            "allow_direct": True,
+        },
+    ),
+)  # fmt: skip
+"""All streams of a whole. With nothing but the log, any of them can be made anew."""
 
 
-async def create_all(link: Link, *, replicas: int = 1, output_bytes_max: int = 1024 * _MIB) -> list[str]:
+def specs(output_bytes_max: int = OUTPUT_BYTES_MAX) -> tuple[StreamSpec, ...]:
+    """All streams, with this bound on `OUTPUT`."""
+    return tuple(
+        spec if spec.name != OUTPUT else replace(spec, config={**spec.config, "max_bytes": output_bytes_max})
+        for spec in SPECS
+    )
+
+
+async def create_all(link: Link, *, replicas: int = 1, output_bytes_max: int = OUTPUT_BYTES_MAX) -> list[str]:
     """Make the streams that are missing; the names of those made. Those that are there must be as they should.
 
     For an administrator. `Rejected("stream-differs")` names what is different and what to do.
     """
     made = []
-    for spec in specs(output_bytes_max=output_bytes_max):
+    for spec in specs(output_bytes_max):
         if await _info(link, spec.name) is not None:
             continue
         await _create(link, spec, replicas)
@@ -158,7 +168,7 @@ async def check_all(link: Link, names: Sequence[str] | None = None) -> None:
 
     `Rejected("stream-missing")` or `Rejected("stream-differs")` when not, `Transient` when the server does not say.
     """
-    for spec in specs():
+    for spec in SPECS:
         if names is not None and spec.name not in names:
             continue
         config = await _info(link, spec.name)
@@ -188,7 +198,7 @@ async def recreate_events(link: Link, *, replicas: int | None = None) -> None:
         if "error" in answer:
             raise Transient(f"stream {EVENTS} cannot be deleted: {answer['error'].get('description')}")
     chosen = replicas or int((before or {}).get("num_replicas") or 1)
-    [spec] = [spec for spec in specs() if spec.name == EVENTS]
+    [spec] = [spec for spec in SPECS if spec.name == EVENTS]
     await _create(link, spec, chosen)
 
 
