@@ -317,3 +317,19 @@ def test_a_reaction_that_happens_again_sends_the_same_command() -> None:
         assert first.correlation_id == "goal"
 
     world(check)
+
+
+def test_a_reaction_that_comes_late_does_not_ask_for_something_else_under_its_id() -> None:
+    async def check(one: SchedulerWorld) -> None:
+        await one.command("s-1", CreateSession())
+        await one.command("s-1", TerminateSession())
+        for recorded in await one.outside.log.read(one.reacted, 10):
+            await one.service.reactors[0].react(decode_event(recorded), recorded)
+        assert [type(sent.command) for sent in one.outside.bus.sent] == [StopVm]
+        assert await one.events() == [
+            "session-requested",
+            "vm-start-requested",
+            "terminate-requested",
+        ]
+
+    world(check)

@@ -22,7 +22,7 @@ from torpor_contracts.session import (
     VmStartRequested,
 )
 from torpor_contracts.session_reports import TimerKind
-from torpor_contracts.vm import StopVm, VmStarted
+from torpor_contracts.vm import StartVm, StopVm, SuspendVm, VmStarted
 from torpor_eventlog.port import Recorded
 from torpor_messaging.service import ReactorRoute
 from torpor_messaging.service_ports import ServicePorts
@@ -75,8 +75,10 @@ class Reactor:
         if session is None:
             return
         match event:
-            case VmStartRequested() | SuspendRequested():
-                await self._ask(event.vm_id, session, recorded)
+            case VmStartRequested():
+                await self._ask(event.vm_id, StartVm, session, recorded)
+            case SuspendRequested():
+                await self._ask(event.vm_id, SuspendVm, session, recorded)
             case TerminateRequested() if event.host_id is not None and event.vm_id is not None:
                 await self._stop(event.host_id, event.vm_id, event.incarnation, event.reason, recorded)
             case SessionStartFailed() if event.code in UNHEARD:
@@ -89,11 +91,14 @@ class Reactor:
                 pass
         await self._set_timer(session, recorded)
 
-    async def _ask(self, vm_id: VmId, session: Session, recorded: Recorded) -> None:
-        """Ask for what the session's present state asks for; what it needs no longer is not asked for."""
+    async def _ask(self, vm_id: VmId, wanted: type[StartVm | SuspendVm], session: Session, recorded: Recorded) -> None:
+        """Ask for what the event asked for, unless the session has gone on since and needs it no longer.
+
+        Never for something else: the id is made from the event, and one id is for one command only.
+        """
         current = session.machine is not None and session.machine.vm_id == vm_id
         order = pending_order(session) if current else None
-        if order is not None:
+        if order is not None and isinstance(order.command, wanted):
             await self._order(order, recorded)
 
     async def _stop(self, host_id: HostId, vm_id: VmId, incarnation: int, reason: str, recorded: Recorded) -> None:
