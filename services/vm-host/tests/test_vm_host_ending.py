@@ -56,6 +56,18 @@ def test_another_incarnation_cannot_stop_it(tmp_path: Path) -> None:
     in_virtual_time(scenario)
 
 
+def test_a_stop_under_the_id_of_another_command_ends_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = HostWorld(tmp_path)
+        await world.boot()
+        await world.command(world.start_vm(), command_id="acme/one")
+        with pytest.raises(Rejected, match="command-id-reused"):
+            await world.command(stop_vm(), command_id="acme/one")
+        assert world.state_of() == "running"
+
+    in_virtual_time(scenario)
+
+
 def test_a_machine_stopped_before_it_was_started_never_starts(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = HostWorld(tmp_path)

@@ -12,7 +12,7 @@ from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostHeartbeat, HostLost, RegisterHost
 from torpor_contracts.ids import HostId, SessionId, VmId
 from torpor_contracts.replies import Refusal, Reply
-from torpor_contracts.vm import VmExecEnded, VmStopped
+from torpor_contracts.vm import QuarantineVm, VmExecEnded, VmStopped
 from torpor_eventlog.memory import MemoryLog
 from torpor_eventlog.port import Recorded
 from torpor_vm_host.adapters.workspace import DirectoryWorkspace
@@ -47,6 +47,18 @@ def test_a_machine_that_dies_by_itself_is_reported_and_let_go(tmp_path: Path) ->
         assert world.directories() == []
         await world.look()
         assert (await world.tags()).count("vm-stopped") == 1
+
+    in_virtual_time(scenario)
+
+
+def test_a_frozen_machine_that_dies_is_reported_and_let_go(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = await running(tmp_path)
+        await world.command(QuarantineVm(evidence="nobody claims it"))
+        await world.machines.delete(VM)
+        await world.look()
+        assert (await world.tags())[-3:] == ["vm-quarantined", "vm-stopped", "vm-released"]
+        assert world.directories() == []
 
     in_virtual_time(scenario)
 

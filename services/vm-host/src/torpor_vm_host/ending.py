@@ -24,8 +24,7 @@ class Ending:
     async def stop(self, incoming: Incoming, vm_id: VmId) -> Receipt | None:
         """Destroy a machine without a checkpoint; for one that has ended, let go of what it holds still."""
         command: StopVm = incoming.command
-        state = await self._ledger.state(vm_id)
-        decisions.check_tenant(state, incoming.tenant_id)
+        state = await self._checked(incoming, vm_id)
         gone: list[ResourceRef] = []
         if decisions.check_stop(state, command, self._ledger.place(vm_id)):
             gone = await self._end(vm_id, state)
@@ -38,8 +37,7 @@ class Ending:
     async def quarantine(self, incoming: Incoming, vm_id: VmId) -> Receipt | None:
         """Freeze a machine; refused when there is none."""
         command: QuarantineVm = incoming.command
-        state = await self._ledger.state(vm_id)
-        decisions.check_tenant(state, incoming.tenant_id)
+        state = await self._checked(incoming, vm_id)
         if decisions.check_quarantine(state, self._ledger.place(vm_id)):
             await self._freeze(vm_id)
         receipt = await self._ledger.command(
@@ -51,8 +49,7 @@ class Ending:
     async def reap(self, incoming: Incoming, vm_id: VmId) -> Receipt | None:
         """Destroy a quarantined machine, on evidence that knows the last event of its stream."""
         command: ReapVm = incoming.command
-        state = await self._ledger.state(vm_id)
-        decisions.check_tenant(state, incoming.tenant_id)
+        state = await self._checked(incoming, vm_id)
         gone: list[ResourceRef] = []
         last_position = await self._ledger.last_position(vm_id)
         if decisions.check_reap(state, command, self._ledger.place(vm_id), last_position):
@@ -62,6 +59,13 @@ class Ending:
         )
         await self._ledger.state(vm_id)
         return receipt
+
+    async def _checked(self, incoming: Incoming, vm_id: VmId) -> VmState:
+        """The machine's state. What can be refused is refused here: afterwards the machine may be gone."""
+        state = await self._ledger.state(vm_id)
+        decisions.check_tenant(state, incoming.tenant_id)
+        await self._ledger.command(incoming, vm_id, lambda _now, _place: [])  # raises if the id was used for another
+        return state
 
     async def _end(self, vm_id: VmId, state: VmState) -> list[ResourceRef]:
         await self._programs.detach(vm_id)

@@ -104,8 +104,9 @@ class Upkeep:
                 runs = present is not None and present.state == "running"
                 followed = self._hosting.programs.following(claim.vm_id)
                 return runs and claim.vm_id in self._adopted and followed.issuperset(running_execs(state))
-            case Quarantined():
-                return present is None or present.state in {"paused", "dead"}
+            case Quarantined(claim=claim):
+                # One that the log never heard of has nothing to let go of; the reaper sees that it is gone.
+                return claim is None if present is None else present.state in {"paused", "dead"}
             case Claimed(claim=claim):
                 now_s = self._hosting.clock.monotonic_s()
                 runs = present is not None and present.state == "running"
@@ -138,9 +139,11 @@ class Upkeep:
                 await self._suspends.finish(about, state)
             case Quarantined() if present is not None:
                 await self._hosting.driver.freeze(present.vm_id)
+            case Quarantined():
+                await self._found_gone(about, state, "it ended while it was frozen")
             case Ended():
                 await self._bring_ended(about, state)
-            case Absent() | Quarantined():
+            case Absent():
                 return
 
     async def _bring_claimed(self, about: About, state: Claimed, present: PresentVm | None) -> None:
@@ -166,17 +169,22 @@ class Upkeep:
             cause = "the machine ended by itself" if vm_id in self._adopted else "the machine is gone since a restart"
             if present is not None and present.detail:
                 cause = f"{cause}: {present.detail}"
-            await hosting.programs.detach(vm_id)
-            gone = await hosting.clearing.clear(vm_id, state.held)
-            await hosting.ledger.observe(
-                about, vm_id, lambda now, place: observations.found_gone(now, place, cause, gone)
-            )
+            await self._found_gone(about, state, cause)
             return
         if present.state != "running":
             # A suspend or a quarantine was broken off before anything of it was recorded.
             await hosting.driver.resume(vm_id)
         await self._starting.take_over(about, state)
         self._adopted.add(vm_id)
+
+    async def _found_gone(self, about: About, state: Running | Quarantined, cause: str) -> None:
+        claim, hosting = state.claim, self._hosting
+        assert claim is not None, "what nobody claimed is settled once it is gone"
+        await hosting.programs.detach(claim.vm_id)
+        gone = await hosting.clearing.clear(claim.vm_id, state.held)
+        await hosting.ledger.observe(
+            about, claim.vm_id, lambda now, place: observations.found_gone(now, place, cause, gone)
+        )
 
     def _is_due(self, vm_id: VmId) -> bool:
         if vm_id in self._working or self._hosting.locks.busy(vm_id):
