@@ -22,8 +22,10 @@ from torpor_contracts.session import (
     SessionStartFailed,
     SessionSuspended,
     SessionTerminated,
+    TerminateRequested,
     VmStartRequested,
 )
+from torpor_contracts.vm import VmStopped
 from torpor_eventlog.codec import encode_event
 from torpor_eventlog.memory import MemoryLog
 from torpor_eventlog.port import Commit
@@ -75,6 +77,15 @@ SUSPENDED = SessionSuspended(
     incarnation=1, host_id=HostId(HOST), checkpoint_id=CheckpointId("ckp-1"), fingerprint="f", observed_at=NOW
 )
 FAILED = SessionFailed(incarnation=1, code="c", detail="", way_out="w", observed_at=NOW)
+TERMINATE = TerminateRequested(
+    session_id=S,
+    host_id=HostId(HOST),
+    vm_id=VM,
+    incarnation=1,
+    reason="",
+    requested_at=NOW,
+    deadline_at=NOW,
+)
 TERMINATED = SessionTerminated(incarnation=1, cause="", observed_at=NOW)
 
 
@@ -93,6 +104,7 @@ TERMINATED = SessionTerminated(incarnation=1, cause="", observed_at=NOW)
         ([asked(VM), FAILED], False),
         ([asked(VM), TERMINATED], False),
         ([asked("vm-0"), asked(VM)], True),
+        ([asked(VM), TERMINATE], False),
     ],
 )
 def test_only_the_machine_that_the_session_has_may_begin_anything(session: list[Any], may: bool) -> None:
@@ -175,6 +187,27 @@ def _now(work: Any) -> None:
     """Run to the end what waits for nothing."""
     with pytest.raises(StopIteration):
         work.send(None)
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_stop_broken_off_before_its_record_is_expected_all_the_same(tmp_path: Path, asked_for: bool) -> None:
+    async def scenario() -> None:
+        world = HostWorld(tmp_path)
+        await world.boot()
+        await say(world, asked(VM))
+        await world.command(world.start_vm())
+        if asked_for:
+            await say(world, TERMINATE)
+            await world.killed_by("append vm-stopped", stop_vm())
+        else:
+            await world.crash()
+            await world.machines.delete(VM)
+        await world.boot()
+        stopped: VmStopped = await world.last(VmStopped)
+        assert stopped.expected == asked_for
+        assert (await world.tags()).count("vm-stopped") == 1
+
+    in_virtual_time(scenario)
 
 
 def test_other_sessions_do_not_matter(tmp_path: Path) -> None:

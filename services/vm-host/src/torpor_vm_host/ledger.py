@@ -21,7 +21,7 @@ from torpor_messaging.service_ports import ServicePorts
 from torpor_vm_host.domain import tenure
 from torpor_vm_host.domain.observations import Place
 from torpor_vm_host.domain.tenure import UNSAID, Tenure, follow
-from torpor_vm_host.domain.vm import ABSENT, Ended, VmState, claim_of, evolve, may_exist
+from torpor_vm_host.domain.vm import ABSENT, Claim, Ended, VmState, claim_of, evolve, may_exist
 from torpor_vm_host.host import Host
 
 STREAMS_KEPT: Final = 512
@@ -88,6 +88,11 @@ class Ledger:
         state = _own(folded, vm_id)
         self._note(vm_id, state)
         return state
+
+    async def wanted(self, claim: Claim) -> bool:
+        """Whether the session would have the machine run on."""
+        tenure_now, _ = await self._sessions.fold(claim.session_id)
+        return tenure_now.wants(claim.vm_id)
 
     async def last_position(self, vm_id: VmId) -> int:
         """The position of the last event in the machine's stream; 0 when there is none."""

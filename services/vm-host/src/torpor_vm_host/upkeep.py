@@ -182,8 +182,10 @@ class Upkeep:
         assert claim is not None, "what nobody claimed is settled once it is gone"
         await hosting.programs.detach(claim.vm_id)
         gone = await hosting.clearing.clear(claim.vm_id, state.held)
+        # A stop that was broken off between its effect and its record is no surprise: the session had asked for it.
+        wanted = await hosting.ledger.wanted(claim)
         await hosting.ledger.observe(
-            about, claim.vm_id, lambda now, place: observations.found_gone(now, place, cause, gone)
+            about, claim.vm_id, lambda now, place: observations.found_gone(now, place, cause, gone, wanted=wanted)
         )
 
     def _is_due(self, vm_id: VmId) -> bool:

@@ -155,8 +155,10 @@ def suspended(
     return [done, *released(state, place, gone)]
 
 
-def found_gone(state: VmState, place: Place, cause: str, gone: Sequence[ResourceRef]) -> list[VmEvent]:
-    """A machine that was seen running is there no more, and nobody asked for that."""
+def found_gone(
+    state: VmState, place: Place, cause: str, gone: Sequence[ResourceRef], *, wanted: bool = True
+) -> list[VmEvent]:
+    """A machine that was seen running is there no more; expected when its session did not want it any more."""
     claim = claim_of(state)
     if claim is None or not isinstance(state, Running | Suspending | Quarantined):
         return []
@@ -166,7 +168,7 @@ def found_gone(state: VmState, place: Place, cause: str, gone: Sequence[Resource
             host_id=place.host_id,
             session_id=claim.session_id,
             incarnation=claim.incarnation,
-            expected=False,
+            expected=not wanted,
             cause=cause,
             observed_at=place.now,
         ),

@@ -13,16 +13,25 @@ from torpor_contracts.session import (
     SessionStartFailed,
     SessionSuspended,
     SessionTerminated,
+    TerminateRequested,
     VmStartRequested,
 )
 from torpor_vm_host.domain.observations import Place
 
 
 class Tenure(msgspec.Struct, frozen=True, kw_only=True):
-    """`vm_id` is the session's machine, None while it has none; `said` tells that from a stream that says nothing."""
+    """`vm_id` is the session's machine, None while it has none; `said` tells that from a stream that says nothing.
+
+    `ending`: the session is to end, and its machine with it.
+    """
 
     said: bool = False
     vm_id: VmId | None = None
+    ending: bool = False
+
+    def wants(self, vm_id: VmId) -> bool:
+        """Whether the session would have this machine run on, as far as it has said anything."""
+        return not self.said or (self.vm_id == vm_id and not self.ending)
 
 
 UNSAID: Final = Tenure()
@@ -35,16 +44,18 @@ def follow(tenure: Tenure, event: Any) -> Tenure:
             return Tenure(said=True, vm_id=event.vm_id)
         case SessionStartFailed() | SessionSuspended() | SessionLost() | SessionTerminated() | SessionFailed():
             return Tenure(said=True, vm_id=None)
+        case TerminateRequested():
+            return Tenure(said=True, vm_id=event.vm_id, ending=True)
         case _:
             return tenure
 
 
 def check(tenure: Tenure, place: Place) -> None:
     """Refuse to begin something in a machine that its session has given up or replaced."""
-    if tenure.said and tenure.vm_id != place.vm_id:
-        now = f"it has {tenure.vm_id} now" if tenure.vm_id else "it has none now"
+    if not tenure.wants(place.vm_id):
+        now = "it is ending" if tenure.ending else f"it has {tenure.vm_id or 'none'} now"
         raise Rejected(
             "stale-incarnation",
-            f"{place.vm_id} is no longer the machine of its session: {now}",
+            f"nothing more is begun in {place.vm_id} for its session: {now}",
             "act on the machine that the session names",
         )
