@@ -148,6 +148,24 @@ def test_dying_anywhere_in_a_suspend_ends_it_once(tmp_path: Path, point: str, as
     in_virtual_time(scenario)
 
 
+@pytest.mark.parametrize("point", ["called snapshot-store", "destroyed"])
+def test_once_the_checkpoint_is_recorded_an_answer_is_not_needed(tmp_path: Path, point: str) -> None:
+    async def scenario() -> None:
+        world = await running(tmp_path)
+        await world.killed_by(point, world.suspend_vm(in_s=20.0), command_id="acme/suspend")
+        await world.clock.sleep(30)
+        world.bus.away = True
+        await world.boot()
+        await world.look()
+        await world.look()
+        tags = await world.tags()
+        assert "vm-suspended" in tags
+        assert "vm-stopped" not in tags
+        assert world.state_of() is None
+
+    in_virtual_time(scenario)
+
+
 async def not_suspended(world: HostWorld, **changes: Any) -> VmSuspendFailed:
     """Suspend a machine that cannot be suspended; it must run on as if nothing had been."""
     assert await counted(world, "vm-1") == 1

@@ -85,8 +85,11 @@ class Checkpoints:
     ) -> None:
         """Have the checkpoint recorded; asked again with the same id until the deadline. Raises `NotDone`.
 
-        After `snapshot-store-unavailable` it may have been recorded all the same: a checkpoint that nobody refers to.
+        Whether it is recorded the log says, not the answer: that may get lost, and the machine is destroyed after it.
+        After `snapshot-store-unavailable` it may yet be recorded: a checkpoint that nobody refers to.
         """
+        if await self._is_recorded(checkpoint_id, manifest):
+            return
         command = OutgoingCommand(
             tenant_id=about.tenant_id,
             service="snapshot-store",
@@ -96,7 +99,12 @@ class Checkpoints:
             causation_id=about.causation_id,
             correlation_id=about.correlation_id,
         )
-        reply = msgspec.json.decode(await self._answer(command, deadline_at), type=Reply)
+        try:
+            reply = msgspec.json.decode(await self._answer(command, deadline_at), type=Reply)
+        except NotDone:
+            if await self._is_recorded(checkpoint_id, manifest):
+                return
+            raise
         if reply.receipt is None:
             refusal = reply.refusal
             code, detail = (refusal.code, refusal.message) if refusal else ("no-receipt", "the answer is empty")
@@ -113,6 +121,11 @@ class Checkpoints:
                     raise NotDone(Failure("snapshot-store-unavailable", detail, retryable=True)) from error
                 await clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _is_recorded(self, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> bool:
+        events = [decode_event(recorded) for recorded in await self._ports.log.load(checkpoint_id)]
+        freed = any(isinstance(event, CheckpointFreeStarted | CheckpointFreed) for event in events)
+        return not freed and any(isinstance(one, CheckpointRecorded) and one.manifest == manifest for one in events)
 
     async def manifest(self, checkpoint_id: CheckpointId, tenant_id: TenantId, fingerprint: str) -> CheckpointManifest:
         """The manifest of a checkpoint that this host can load, from the log; raises `NotDone`."""
