@@ -173,6 +173,19 @@ def test_dying_before_the_program_is_begun_never_begins_it_twice(tmp_path: Path,
     in_virtual_time(scenario)
 
 
+def test_a_host_comes_up_although_the_output_of_a_program_it_never_began_cannot_be_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = await running(tmp_path)
+        await world.killed_by("appended vm-exec-started", exec_vm("count"), command_id="acme/exec")
+        world.bus.storing_away = True
+        await world.boot()
+        end: VmExecEnded = await world.ended()
+        assert end.outcome == "failed"
+        assert world.state_of() == "running"
+
+    in_virtual_time(scenario)
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 2.0, 30.0])
 def test_a_program_outlives_its_vm_host_and_its_end_is_recorded_once(tmp_path: Path, after_s: float) -> None:
     async def scenario() -> None:

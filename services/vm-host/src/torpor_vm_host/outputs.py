@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from torpor_contracts.errors import TorporError, Transient
+from torpor_contracts.errors import Transient
 from torpor_contracts.ids import ExecId
 from torpor_contracts.session import RetryRule
 from torpor_contracts.vm import VmExecEnded
@@ -22,7 +22,7 @@ STORE_RETRY: Final = RetryRule(attempts_max=10, backoff_s=0.1, backoff_s_max=5.0
 """How a piece is stored again while the bus is away; then the program is let go of, to be followed again later."""
 
 
-class OutputStalled(TorporError):  # noqa: N818  (says what is so)
+class OutputStalled(Transient):
     """Output cannot be stored now. The guest keeps it, and holds the program up."""
 
 

@@ -140,7 +140,7 @@ class Programs:
         self._followed[claim.vm_id][exec_id].settling = True
         try:
             await self._settle(claim, exec_id, outcome, sink)
-        except (Transient, DriverError, OutputStalled) as error:
+        except (Transient, DriverError) as error:
             _log.warning("the end of %s in %s is not settled yet: %s", exec_id, claim.vm_id, error)
 
     async def _outcome(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec | None, sink: OutputSink) -> Outcome:
