@@ -25,8 +25,9 @@ STARTS: Final = 3
 SESSIONS: Final = 10_000
 SETTLE_S: Final = 10.0
 """Left alone after the start, so that what a start leaves to do is done."""
-IDLE_S: Final = 30.0
+IDLE_S: Final = 60.0
 GROWTH_MAX: Final = 1.1
+_FILE_COLUMN: Final = 5
 _AT_A_TIME: Final = 256
 _CAUGHT_UP_S_MAX: Final = 300.0
 
@@ -39,7 +40,6 @@ async def up(say: Say) -> Sequence[Figure]:
         async with _running(root):
             async with torpor.connect(data_dir=root) as t:
                 session = await t.sessions.create()
-                await session.exec("echo", "hi")
                 await session.suspend()
             pattern = [event.stream async for event in _events(root)]
         async with _running(root) as whole:
@@ -88,16 +88,14 @@ async def _running(root: Path) -> AsyncIterator[EmbeddedWhole]:
 
 
 async def _at_rest(whole: EmbeddedWhole, say: Say) -> tuple[float, float]:
-    """Memory (PSS, MiB) and CPU (percent of a core) of all processes together, while nothing happens."""
+    """Memory (MiB) and CPU (percent of a core) of all processes together, while nothing happens."""
     await asyncio.sleep(SETTLE_S)
-    pids = [whole.run.supervisor.pid, *(process.pid for process in whole.run.processes)]
-    before = sum(_cpu_s(pid) for pid in pids)
+    pids = {process.name: process.pid for process in (whole.run.supervisor, *whole.run.processes)}
+    before = {name: _cpu_s(pid) for name, pid in pids.items()}
     await asyncio.sleep(IDLE_S)
-    cpu = (sum(_cpu_s(pid) for pid in pids) - before) / IDLE_S * 100
-    named = [("supervisor", pids[0]), *((process.name, process.pid) for process in whole.run.processes)]
-    each = {name: _memory_mib(pid) for name, pid in named}
-    say(", ".join(f"{name} {mib:.0f} MiB" for name, mib in each.items()))
-    return sum(each.values()), cpu
+    cpu = {name: (_cpu_s(pid) - before[name]) / IDLE_S * 100 for name, pid in pids.items()}
+    say(", ".join(f"{name} {_memory_mib([pid]):.0f} MiB {cpu[name]:.2f} %" for name, pid in pids.items()))
+    return _memory_mib(list(pids.values())), sum(cpu.values())
 
 
 def _cpu_s(pid: int) -> float:
@@ -105,12 +103,28 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def _memory_mib(pid: int) -> float:
-    """The proportional set size: memory that several processes share counts once in all."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError(f"no Pss of {pid}")
+def _memory_mib(pids: Sequence[int]) -> float:
+    """What processes take together: what each has of its own, and each file that they have mapped once.
+
+    Not the sum of their proportional shares, which shrink while others run the same binaries.
+    """
+    own_kib = 0
+    files_kib: dict[str, int] = {}
+    for pid in pids:
+        file, resident_kib = "", 0
+        mapped_kib: dict[str, int] = {}
+        for line in Path(f"/proc/{pid}/smaps").read_text(encoding="ascii", errors="replace").splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                file = words[5] if len(words) > _FILE_COLUMN else ""
+            elif words[0] == "Rss:":
+                resident_kib = int(words[1])
+            elif words[0] == "Anonymous:":
+                own_kib += int(words[1])
+                mapped_kib[file] = mapped_kib.get(file, 0) + resident_kib - int(words[1])
+        for name, kib in mapped_kib.items():
+            files_kib[name] = max(files_kib.get(name, 0), kib)
+    return (own_kib + sum(files_kib.values())) / 1024
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from torpor_eventlog.views_port import Rows, Table, ViewWrite
 
 Answer = TypeVar("Answer")
 
-SQLITE: Final = Dialect(text="TEXT", integer="INTEGER", numbered=False, index_order="")
+SQLITE: Final = Dialect(text="TEXT", integer="INTEGER", numbered=False, index_order="", unindexed="+")
 
 READERS_MAX: Final = 8
 """Reads open at the same time; one more waits."""
