@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.embedded import EmbeddedWhole, RefusedError, torpor
@@ -141,6 +143,8 @@ def test_ctrl_c_leaves_no_process_and_the_sessions_stay(start: Callable[..., Emb
     processes = first.run.processes
     assert first.stop(signal.SIGINT) == 0
     assert not any(is_running(process.pid, process.started_ticks) for process in processes)
+    left = [p.info for p in psutil.process_iter(["pid", "cmdline", "cwd"]) if p.info["cwd"] == str(first.data.root)]
+    assert not left
     nobody = torpor(first.data.root, "session", "list", "--json")
     assert (nobody.returncode, json.loads(nobody.stdout)["error"]["code"]) == (3, "unavailable")
     second = start()
@@ -150,3 +154,22 @@ def test_ctrl_c_leaves_no_process_and_the_sessions_stay(start: Callable[..., Emb
     down = torpor(second.data.root, "down")
     assert down.returncode == 0, down.stderr
     assert second.process.wait(30) == 0
+
+
+def test_what_is_derived_may_be_deleted_while_nothing_runs(start: Callable[..., EmbeddedWhole]) -> None:
+    first = start()
+    first.until("ready")
+    asleep = first.call("session", "create")["session_id"]
+    first.call("session", "exec", asleep, "--", "write", "/note", "kept")
+    first.call("session", "suspend", asleep)
+    before = (first.call("session", "show", asleep), first.call("events", "--session", asleep))
+    assert first.stop() == 0
+    shutil.rmtree(first.data.nats)
+    shutil.rmtree(first.data.views)
+    second = start()
+    second.until("ready")
+    events = second.call("events", "--session", asleep)
+    shown = second.call("session", "show", asleep)
+    assert (shown, events) == before
+    assert second.call("session", "exec", asleep, "--", "cat", "/note")["stdout"].strip() == "kept"
+    assert second.call("audit", "verify")["ok"]
