@@ -41,11 +41,12 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A stream: the subjects it captures, and whether handled messages leave it."""
+    """A stream: the subjects it captures, whether handled messages leave it, and whether it keeps one a subject."""
 
     name: str
     subjects: tuple[str, ...]
     work_queue: bool = False
+    one_per_subject: bool = False
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Stream:
     patterns: tuple[tuple[str, ...], ...]
     messages: dict[int, StoredMessage] = field(default_factory=dict)
     last_sequence: int = 0
+    newest: dict[str, int] = field(default_factory=dict)
     ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     consumers: dict[str, Consumer] = field(default_factory=dict)
     appended: list[asyncio.Future[None]] = field(default_factory=list)
@@ -168,6 +170,9 @@ class Broker:
         stream.last_sequence += 1
         message = StoredMessage(stream.last_sequence, subject, headers, data)
         stream.messages[message.sequence] = message
+        if stream.spec.one_per_subject:
+            stream.messages.pop(stream.newest.get(subject, 0), None)
+            stream.newest[subject] = message.sequence
         self.count_copy(message)
         if message_id is not None:
             stream.ids[message_id] = (message.sequence, self._loop.time())
@@ -194,6 +199,7 @@ class Broker:
 
         def fire() -> None:
             self._schedules.pop(subject, None)
+            stream.messages.pop(stream.newest.get(subject, 0), None)
             self._store(stream, target, kept, data)
 
         self._schedules[subject] = self._loop.call_at(max(due_s, self._loop.time()), fire)

@@ -39,7 +39,7 @@ from torpor_simulation.workload import SessionLife, Workload
 
 STREAMS: Final = (
     StreamSpec("COMMANDS", ("cmd.>",), work_queue=True),
-    StreamSpec("TIMERS", ("timer.>",)),
+    StreamSpec("TIMERS", ("timer.>",), work_queue=True, one_per_subject=True),
     StreamSpec("OUTPUT", ("out.>",)),
     StreamSpec("HEADS", ("head.log",)),
     StreamSpec("DEAD", ("dead.>", "$JS.EVENT.ADVISORY.CONSUMER.>")),
