@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import signal as signals
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -12,36 +11,25 @@ import msgspec
 
 from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity
-from torpor_contracts.ids import ExecId, SessionId, VmId
-from torpor_contracts.session import ExecSpec, MachineSpec
+from torpor_contracts.ids import SessionId, VmId
+from torpor_contracts.session import MachineSpec
 from torpor_contracts.vm import ResourceRef
+from torpor_vm_host.adapters.guest_programs import GuestPrograms
 from torpor_vm_host.adapters.qemu import memory as pages
 from torpor_vm_host.adapters.qemu.engine import Engine, MachineFiles, command_line
-from torpor_vm_host.adapters.qemu.following import Followers, unknown_program
+from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
 from torpor_vm_host.adapters.qemu.parts import Parts, check, write
 from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, RECORD, QemuProcess, Sockets
 from torpor_vm_host.adapters.qemu.template import Template, make_template, open_template, template_key
 from torpor_vm_host.images.builder import ImageLibrary
-from torpor_vm_host.ports import (
-    VM_GONE,
-    CheckpointFiles,
-    DriverError,
-    ExecOutcome,
-    OnOutput,
-    Output,
-    PartFile,
-    PresentExec,
-    PresentVm,
-    VmSpec,
-)
+from torpor_vm_host.ports import VM_GONE, CheckpointFiles, DriverError, PartFile, PresentVm, VmSpec
 
 SPEC: Final = "spec.json"
 DISK: Final = "disk.qcow2"
 HELLO_TIMEOUT_S: Final = 30.0
 LOAD_POLL_S: Final = 0.0005
 LOAD_TIMEOUT_S: Final = 30.0
-CANNOT_START: Final = {"not-found": 127, "not-permitted": 126, "cannot-start": 126, "no-such-user": 126}
 
 
 class KeptSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +76,7 @@ class _Machine:
             self._talking = None
 
 
-class QemuDriver:
+class QemuDriver(GuestPrograms):
     """Runs machines below `root`, one directory each, from images and templates kept in `cache`."""
 
     name = "qemu"
@@ -235,71 +223,10 @@ class QemuDriver:
             template.close()
         self._templates.clear()
 
-    # --- programs ---
-
-    async def exec(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec, on_output: OnOutput) -> ExecOutcome:
-        """See `ports.Driver`."""
-        guest, followers = await (await self._get(vm_id)).talk()
-        if any(known.exec_id == exec_id for known in await self.execs(vm_id)):
-            raise DriverError("exec-exists", f"the guest knows {exec_id} already", retryable=False)
-        header = {
-            "exec_id": exec_id,
-            "argv": program.argv,
-            "env": program.env,
-            "cwd": program.cwd,
-            "user": program.user,
-            "timeout_s": program.timeout_s,
-        }
-
-        async def begin() -> None:
-            await guest.request("exec", header, program.stdin.encode())
-
-        try:
-            return await followers.follow(exec_id, begin, on_output)
-        except DriverError as error:
-            code = CANNOT_START.get(error.code)
-            if code is None:
-                raise
-            said = "command not found" if error.code == "not-found" else error.detail
-            message = f"torpor: {program.argv[0]}: {said}\n".encode()
-            await on_output(Output(stream="stderr", offset=0, data=message))
-            return ExecOutcome(outcome="exited", exit_code=code, detail=error.code, output_bytes=len(message))
-
-    async def attach(self, vm_id: VmId, exec_id: ExecId, on_output: OnOutput) -> ExecOutcome:
-        """See `ports.Driver`."""
-        guest, followers = await (await self._get(vm_id)).talk()
-
-        async def begin() -> None:
-            await guest.request("attach", {"exec_id": exec_id})
-
-        try:
-            return await followers.follow(exec_id, begin, on_output)
-        except DriverError as error:
-            raise unknown_program(error) from error
-
-    async def execs(self, vm_id: VmId) -> list[PresentExec]:
-        """See `ports.Driver`."""
-        guest, _ = await (await self._get(vm_id)).talk()
-        answer = await guest.request("programs")
-        return [
-            PresentExec(exec_id=found["exec_id"], running=found["running"], remaining_s=found["remaining_s"] or 0.0)
-            for found in answer.header["programs"]
-        ]
-
-    async def kill(self, vm_id: VmId, exec_id: ExecId, signal: int) -> None:
-        """See `ports.Driver`."""
-        guest, _ = await (await self._get(vm_id)).talk()
-        try:
-            await guest.request("signal", {"exec_id": exec_id, "signal": signals.Signals(signal).value})
-        except DriverError as error:
-            raise unknown_program(error) from error
-
-    async def forget(self, vm_id: VmId, exec_id: ExecId) -> None:
-        """See `ports.Driver`."""
-        guest, _ = await (await self._get(vm_id)).talk()
-        await guest.request("forget", {"exec_id": exec_id})
-
     # --- inside ---
+
+    async def _talk(self, vm_id: VmId) -> tuple[GuestChannel, Followers]:
+        return await (await self._get(vm_id)).talk()
 
     def _kept(self, spec: VmSpec, template: Template) -> KeptSpec:
         identity = Identity(
