@@ -3,8 +3,7 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -89,85 +88,96 @@ async def _until_told(log: EventLog, one: Commit) -> Receipt:
     raise AssertionError(f"no answer in {TRIES_MAX} tries")
 
 
-async def _streams_of(log: EventLog, streams: int, events: int) -> AsyncGenerator[Receipt, None]:
+class Progress:
     """Receipts as they come, of commands that are each asked for until they are answered."""
 
-    async def write(stream: str) -> list[Receipt]:
-        return [await _until_told(log, commit(stream, expected={stream: version})) for version in range(events)]
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._grown = asyncio.Condition()
+        self.told: list[Receipt] = []
 
-    for finished in asyncio.as_completed([write(new_id("stream")) for _ in range(streams)]):
-        for receipt in await finished:
-            yield receipt
+    async def write(self, *, streams: int, events: int) -> None:
+        """Append to `streams` streams at once, each `events` times, one after the other."""
+        await asyncio.gather(*(self._write_one(new_id("stream"), events) for _ in range(streams)))
+
+    async def reaches(self, receipts: int) -> None:
+        """Wait until so many were told; others go on meanwhile."""
+        async with self._grown:
+            await self._grown.wait_for(lambda: len(self.told) >= receipts)
+
+    async def _write_one(self, stream: str, events: int) -> None:
+        for version in range(events):
+            receipt = await _until_told(self._log, commit(stream, expected={stream: version}))
+            async with self._grown:
+                self.told.append(receipt)
+                self._grown.notify_all()
+
+
+@pytest.fixture
+async def postgres_log(postgres_dsn: str) -> AsyncIterator[EventLog]:
+    async with asyncio.timeout(BOUND_S):
+        log = await InPostgres(postgres_dsn).open()
+        yield log
+        await log.close()
+
+
+@pytest.fixture
+async def administrator(postgres_server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(postgres_server.dsn("postgres"))
+    yield connection
+    await connection.close()
 
 
 @pytest.mark.postgres
 async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_command(
-    postgres_dsn: str, postgres_server: PostgresServer
+    postgres_log: EventLog, postgres_dsn: str, administrator: asyncpg.Connection
 ) -> None:
-    log = await InPostgres(postgres_dsn).open()
-    cut = 0
-    administrator = await asyncpg.connect(postgres_server.dsn("postgres"))
-
-    async def cut_connections() -> None:
-        nonlocal cut
-        while True:
-            cut += await administrator.fetchval(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1",
+    progress = Progress(postgres_log)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(progress.write(streams=20, events=15))
+        for receipts in range(5, 290, 15):
+            await progress.reaches(receipts)
+            await administrator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1",
                 urlsplit(postgres_dsn).path[1:],
             )
-            await asyncio.sleep(0.05)
-
-    async with asyncio.timeout(BOUND_S):
-        cutting = asyncio.ensure_future(cut_connections())
-        async with aclosing(_streams_of(log, streams=20, events=10)) as told:
-            receipts = [receipt async for receipt in told]
-        cutting.cancel()
-        rows = await check_sound(log)
-        assert sorted(receipt.position for receipt in receipts) == [row.position for row in rows]
-        assert len(rows) == 200
-        assert cut > 3
-        await log.close()
-        await administrator.close()
+    rows = await check_sound(postgres_log)
+    assert sorted(receipt.position for receipt in progress.told) == [row.position for row in rows]
+    assert len(rows) == 300
 
 
 @pytest.mark.postgres
-async def test_a_log_outlives_its_server(postgres_dsn: str, postgres_server: PostgresServer) -> None:
-    log = await InPostgres(postgres_dsn).open()
-    async with asyncio.timeout(BOUND_S):
-        first = await log.append(commit("stream-a"))
-        await asyncio.to_thread(postgres_server.crash)
-        try:
-            with pytest.raises(Transient, match="away"):
-                await log.append(commit("stream-b"))
-            with pytest.raises(Transient, match="away"):
-                await log.head()
-        finally:
-            await asyncio.to_thread(postgres_server.start)
-        assert await log.receipt(first.command_id) == first
-        assert (await _until_told(log, commit("stream-b"))).position == 2
-        assert len(await check_sound(log)) == 2
-        await log.close()
+async def test_a_log_outlives_its_server(postgres_log: EventLog, postgres_server: PostgresServer) -> None:
+    first = await postgres_log.append(commit("stream-a"))
+    await asyncio.to_thread(postgres_server.crash)
+    try:
+        with pytest.raises(Transient, match="away"):
+            await postgres_log.append(commit("stream-b"))
+        with pytest.raises(Transient, match="away"):
+            await postgres_log.head()
+    finally:
+        await asyncio.to_thread(postgres_server.start)
+    assert await postgres_log.receipt(first.command_id) == first
+    assert (await _until_told(postgres_log, commit("stream-b"))).position == 2
+    assert len(await check_sound(postgres_log)) == 2
 
 
 @pytest.mark.postgres
 async def test_a_server_that_crashes_amid_appends_loses_nothing_acknowledged(
-    postgres_dsn: str, postgres_server: PostgresServer
+    postgres_log: EventLog, postgres_server: PostgresServer
 ) -> None:
-    log = await InPostgres(postgres_dsn).open()
-    async with asyncio.timeout(BOUND_S):
-        told: list[Receipt] = []
-        async with aclosing(_streams_of(log, streams=50, events=20)) as receipts:
-            async for receipt in receipts:
-                told.append(receipt)
-                if len(told) in {20, 400}:
-                    await asyncio.to_thread(postgres_server.crash)
-                    await asyncio.to_thread(postgres_server.start)
-        rows = await check_sound(log)
-        assert len(rows) == 1000
-        assert {(receipt.position, receipt.digest) for receipt in told} == {
-            (row.position, row.digest.hex()) for row in rows
-        }
-        await log.close()
+    progress = Progress(postgres_log)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(progress.write(streams=50, events=10))
+        for receipts in (20, 300):
+            await progress.reaches(receipts)
+            await asyncio.to_thread(postgres_server.crash)
+            await asyncio.to_thread(postgres_server.start)
+    rows = await check_sound(postgres_log)
+    assert len(rows) == 500
+    assert {(receipt.position, receipt.digest) for receipt in progress.told} == {
+        (row.position, row.digest.hex()) for row in rows
+    }
 
 
 async def test_a_reopened_file_finds_what_a_killed_process_left_in_the_write_ahead_log(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ container engine that answers, the server is a container. In CI it must be there
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -101,17 +102,20 @@ class ContainerPostgres:
 
         self._container = PostgresContainer(_IMAGE, username="torpor", password="torpor", dbname="postgres")
         self._container.with_command("postgres -c max_connections=200")
+        self._port = _free_port()  # a port of the engine's choice would change with a restart
+        self._container.with_bind_ports(5432, self._port)
         self._container.start()
 
     def dsn(self, database: str) -> str:
-        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(5432)
-        return f"postgresql://torpor:torpor@{host}:{port}/{database}"
+        return f"postgresql://torpor:torpor@{self._container.get_container_host_ip()}:{self._port}/{database}"
 
     def crash(self) -> None:
         self._container.get_wrapped_container().kill()
 
     def start(self) -> None:
-        self._container.get_wrapped_container().start()
+        container = self._container.get_wrapped_container()
+        container.start()
+        container.exec_run(["sh", "-c", f"timeout {_START_S_MAX} sh -c 'until pg_isready -q; do :; done'"])
 
     def close(self) -> None:
         self._container.stop()
@@ -168,6 +172,12 @@ def _find_binaries() -> Path | None:
         return max(packaged, key=lambda path: float(path.parent.name))
     on_path = shutil.which("initdb")
     return None if on_path is None else Path(on_path).resolve().parent
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _engine_answers() -> bool:

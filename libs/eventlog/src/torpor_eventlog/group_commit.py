@@ -103,6 +103,8 @@ def _fail_all(batch: list[_Waiting], cause: Exception) -> None:
         error: TorporError
         if isinstance(cause, Transient):
             error = Transient(str(cause), cause.retry_after_s)
+        elif isinstance(cause, InvariantViolation):
+            error = InvariantViolation(str(cause))
         else:
             error = InvariantViolation(f"the log could not write a batch: {cause!r}")
         error.__cause__ = cause

@@ -14,6 +14,7 @@ from torpor_eventlog.postgres_schema import AWAY, as_transient, connect, let_go
 TRIES: Final = 2
 """How often a batch is written when the connection is lost: the second time, what the first did is looked up."""
 
+# What is read after this lock is as of the lock only in a transaction that takes a new snapshot for each statement.
 _LOCK_HEAD: Final = "SELECT position, digest, frontier FROM torpor_log.head FOR UPDATE"
 _SET_HEAD: Final = "UPDATE torpor_log.head SET position = $1, digest = $2, frontier = $3"
 _INSERT_NODES: Final = """
@@ -78,7 +79,7 @@ class PostgresWriter:
 
     async def _hopefully(self, connection: asyncpg.Connection, batch: Sequence[Prepared]) -> Plan | None:
         try:
-            async with connection.transaction():
+            async with connection.transaction(isolation="read_committed"):
                 end = await self._locked_end(connection)
                 versions, unsure = self._kept.versions_at(end, batch)
                 if unsure:
@@ -92,13 +93,8 @@ class PostgresWriter:
         return planned
 
     async def _exactly(self, connection: asyncpg.Connection, batch: Sequence[Prepared]) -> Plan:
-        async with connection.transaction():
-            end = await self._locked_end(connection)
-            known = await _known(connection, batch)
-            planned = plan(batch, end, await _versions(connection, streams_of(batch)), known)
-            if planned.rows:
-                await _insert(connection, planned)
-        return planned
+        async with connection.transaction(isolation="read_committed"):
+            return await place(connection, batch)
 
     async def _locked_end(self, connection: asyncpg.Connection) -> End:
         position, digest, frontier = await _only_row(connection, _LOCK_HEAD)
