@@ -62,10 +62,11 @@ class HostBus:
         if self.away:
             await asyncio.sleep(timeout_s)
             raise Transient(f"nobody answered within {timeout_s} s")
+        if command.service == "scheduler":
+            self.registrations.append(command)
         if command.service in self.answers:
             return msgspec.json.encode(self.answers[command.service])
         if command.service == "scheduler":
-            self.registrations.append(command)
             return msgspec.json.encode(Reply(refusal=Refusal(code="ignored", message="known", advice="go on")))
         reply = await self._world.snapshot_store_answers(command)
         self._world.points.reach(f"called {command.service}")

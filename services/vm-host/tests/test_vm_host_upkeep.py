@@ -9,9 +9,9 @@ from tests.support.machines import strange_machine
 from tests.support.vm_host_world import HOST, VM, HostWorld, S, exec_vm, fold_view, in_virtual_time, stop_vm
 from torpor_chunks.offload import inline
 from torpor_contracts.errors import Rejected
-from torpor_contracts.host import HostHeartbeat, HostLost, RegisterHost
-from torpor_contracts.ids import HostId, SessionId, VmId
-from torpor_contracts.replies import Refusal, Reply
+from torpor_contracts.host import HostCapacity, HostHeartbeat, HostLost, HostRegistered, RegisterHost
+from torpor_contracts.ids import CommandId, HostId, SessionId, VmId
+from torpor_contracts.replies import Receipt, Refusal, Reply
 from torpor_contracts.vm import QuarantineVm, VmExecEnded, VmStopped
 from torpor_eventlog.memory import MemoryLog
 from torpor_eventlog.port import Recorded
@@ -183,8 +183,9 @@ def test_a_host_registers_until_it_is_accepted_with_growing_pauses(tmp_path: Pat
         command = world.bus.registrations[-1].command
         assert isinstance(command, RegisterHost)
         assert (command.driver, command.fingerprint) == ("simulated", "simulated-1")
+        before = len(world.bus.registrations)
         await world.background("register")
-        assert len(world.bus.registrations) == 1
+        assert len(world.bus.registrations) == before
 
     in_virtual_time(scenario)
 
@@ -224,6 +225,53 @@ def test_a_host_declared_lost_while_alive_registers_again_and_each_boot_is_new(t
         assert (await heartbeat(world)).boot_id != boot_id
 
     in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("news_first", [True, False])
+def test_an_earlier_process_that_registers_late_does_not_take_the_hosts_place(tmp_path: Path, news_first: bool) -> None:
+    async def scenario() -> None:
+        world = HostWorld(tmp_path)
+        await world.boot()
+        (reactor,) = world.service.reactors
+        capacity = HostCapacity(vcpus=1, memory_mib=1, disk_mib=1, vms_max=1)
+        late = HostRegistered(
+            host_id=HostId(HOST),
+            boot_id="boot-old",
+            driver="simulated",
+            fingerprint="f",
+            capacity=capacity,
+            registered_at=world.clock.now(),
+        )
+        world.bus.answers["scheduler"] = registered_at(57)
+        await reactor.react(late, _recorded(40))
+        if news_first:
+            await reactor.react(late, _recorded(59))
+        await world.background("register")
+        if not news_first:
+            await reactor.react(late, _recorded(59))
+        world.bus.answers["scheduler"] = registered_at(61)
+        await world.clock.sleep(1)
+        await world.background("register")
+        first, again = world.bus.registrations
+        assert first.command_id != again.command_id
+        await reactor.react(late, _recorded(60))
+        await world.background("register")
+        assert len(world.bus.registrations) == 2, "what came before is no news"
+        moments: list[float] = []
+        for position in range(100, 110):
+            await reactor.react(late, _recorded(position))
+            while len(world.bus.registrations) == 2 + len(moments):
+                await world.clock.sleep(1)
+                world.bus.answers["scheduler"] = registered_at(position)
+                await world.background("register")
+            moments.append(world.clock.monotonic_s())
+        assert moments[-1] - moments[-2] >= 60, "two hosts of one name must not chase each other"
+
+    in_virtual_time(scenario)
+
+
+def registered_at(position: int) -> Reply:
+    return Reply(receipt=Receipt(command_id=CommandId("c"), stream=HOST, version=1, position=position, digest=""))
 
 
 def _recorded(position: int) -> Recorded:

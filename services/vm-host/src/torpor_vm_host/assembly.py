@@ -5,7 +5,7 @@ from typing import Final
 
 from torpor_chunks.port import ChunkStore
 from torpor_contracts.errors import Transient
-from torpor_contracts.host import HostCapacity, HostLost
+from torpor_contracts.host import HostCapacity, HostLost, HostRegistered
 from torpor_contracts.ids import HostId
 from torpor_messaging.service import BackgroundRoute, CommandRoute, ReactorRoute, Service
 from torpor_messaging.service_ports import ServicePorts
@@ -95,7 +95,13 @@ def build(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -
             )
         ],
         projections=[Vms()],
-        reactors=[ReactorRoute(name=f"{SERVICE}-lost-{settings.host_id}", reacts_to=(HostLost,), react=presence.lost)],
+        reactors=[
+            ReactorRoute(
+                name=f"{SERVICE}-presence-{settings.host_id}",
+                reacts_to=(HostLost, HostRegistered),
+                react=presence.heard,
+            )
+        ],
         background=[
             BackgroundRoute(name="upkeep", every_s=settings.look_every_s, run=upkeep.look),
             BackgroundRoute(name="register", every_s=settings.look_every_s, run=presence.register),

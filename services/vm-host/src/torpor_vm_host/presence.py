@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from torpor_contracts.errors import Transient
-from torpor_contracts.host import HostHeartbeat, HostLost, RegisterHost, VmObservation
+from torpor_contracts.host import HostHeartbeat, HostLost, HostRegistered, RegisterHost, VmObservation
 from torpor_contracts.ids import SYSTEM_TENANT, CommandId
 from torpor_contracts.replies import Reply
 from torpor_eventlog.port import Recorded
@@ -22,6 +22,7 @@ CALL_S: Final = 5.0
 KNOWN_ALREADY: Final = "ignored"
 """The code with which a registration is answered that changes nothing."""
 
+REPLACED_PAUSE_S_MAX: Final = 60.0
 PAUSE_S: Final = 0.25
 PAUSE_S_MAX: Final = 15.0
 
@@ -38,6 +39,9 @@ class Presence:
         self.registered = False
         """Whether the scheduler has accepted this boot, and has not called it lost since."""
         self._registration = f"register-{hosting.host.boot_id}"
+        self._registered_at = 0
+        self._other_at = 0
+        self._replaced = 0
         self._tries = 0
         self._next_try_s = 0.0
 
@@ -50,19 +54,45 @@ class Presence:
         if why is None:
             self.registered, self._tries = True, 0
             _log.info("registered as %s, boot %s", self._hosting.host.host_id, self._hosting.host.boot_id)
+            if self._registered_at < self._other_at:
+                self._replace()  # the answer came after the news
             return
         pause_s = min(PAUSE_S * 2.0**self._tries, PAUSE_S_MAX)
         self._tries = min(self._tries + 1, 16)
         self._next_try_s = clock.monotonic_s() + pause_s
         _log.warning("not registered, asked again in %g s: %s", pause_s, why)
 
-    async def lost(self, event: Any, recorded: Recorded) -> None:
-        """The scheduler has given this host up although it is there: it registers again."""
+    async def heard(self, event: Any, recorded: Recorded) -> None:
+        """What the log says of this host: given up although it is there, or registered under another boot since.
+
+        That is an earlier process's command that came late, or another host under the same id: so it is answered
+        less and less often.
+        """
         host = self._hosting.host
-        if isinstance(event, HostLost) and (event.host_id, event.boot_id) == (host.host_id, host.boot_id):
+        if event.host_id != host.host_id or recorded.position <= self._registered_at:
+            return
+        if isinstance(event, HostLost) and event.boot_id == host.boot_id:
             _log.warning("declared lost while alive; registering again")
-            self._registration = f"register-{host.boot_id}-{recorded.position}"
-            self.registered, self._next_try_s = False, 0.0
+            self._register_again(recorded.position, 0.0)
+        elif isinstance(event, HostRegistered) and event.boot_id != host.boot_id:
+            self._other_at = recorded.position
+            if self.registered:
+                self._replace()
+
+    def _replace(self) -> None:
+        pause_s = min(PAUSE_S * 4.0**self._replaced, REPLACED_PAUSE_S_MAX)
+        self._replaced = min(self._replaced + 1, 16)
+        _log.warning(
+            "%s was registered under another boot after this one; registering again in %g s. If that goes on, two "
+            "hosts have the same TORPOR_VM_HOST_HOST_ID: give each its own",
+            self._hosting.host.host_id,
+            pause_s,
+        )
+        self._register_again(self._other_at, pause_s)
+
+    def _register_again(self, position: int, pause_s: float) -> None:
+        self._registration = f"register-{self._hosting.host.boot_id}-{position}"
+        self.registered, self._next_try_s = False, self._ports.clock.monotonic_s() + pause_s
 
     async def heartbeat(self) -> None:
         """Say what is here, once the host is registered. Nobody answers; the next one is soon."""
@@ -105,6 +135,8 @@ class Presence:
             return str(error)
         except msgspec.MsgspecError as error:
             return f"the answer is no reply: {error}"
+        if reply.receipt is not None:
+            self._registered_at = reply.receipt.position
         if reply.refusal is not None and reply.refusal.code != KNOWN_ALREADY:
             return f"{reply.refusal.code}: {reply.refusal.message} ({reply.refusal.advice})"
         return None
