@@ -7,6 +7,7 @@ container engine that answers, the server is a container. In CI it must be there
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ import pytest
 _START_S_MAX: Final = 60
 _IMAGE: Final = "postgres:16-alpine"
 NO_POSTGRES: Final = "no PostgreSQL on this machine: install the package postgresql, or set TORPOR_TEST_CONTAINERS=1"
+_SHORT: Final = "/tmp"  # a socket's path may have about a hundred characters
+_PREFIX: Final = "torpor-pg-"
 _SETTINGS: Final = (
     "listen_addresses=''",
     "fsync=on",
@@ -51,7 +54,9 @@ class LocalPostgres:
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
         self._user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
-        self._directory = Path(tempfile.mkdtemp(prefix="torpor-pg-", dir="/tmp"))
+        _end_orphans()
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT))
+        (self._directory / "owner").write_text(str(os.getpid()))
         if self._user is not None:
             shutil.chown(self._directory, self._user)
         self._data = self._directory / "data"
@@ -172,6 +177,18 @@ def _find_binaries() -> Path | None:
         return max(packaged, key=lambda path: float(path.parent.name))
     on_path = shutil.which("initdb")
     return None if on_path is None else Path(on_path).resolve().parent
+
+
+def _end_orphans() -> None:
+    """End the servers of test runs that were killed before they could."""
+    for owner in Path(_SHORT).glob(f"{_PREFIX}*/owner"):
+        directory = owner.parent
+        with suppress(OSError, ValueError):
+            if Path("/proc", owner.read_text()).exists():
+                continue
+            server = int((directory / "data" / "postmaster.pid").read_text().splitlines()[0])
+            os.kill(server, signal.SIGQUIT)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _free_port() -> int:
