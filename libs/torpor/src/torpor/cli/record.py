@@ -1,7 +1,7 @@
 """`torpor events`, `usage` and `resources`: what happened, what it cost, what is held."""
 
 import asyncio
-import json
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Final
 
@@ -12,7 +12,7 @@ from torpor.cli.options import DEFAULTS, Common
 from torpor.client.models import Event
 
 _SUMMARY_MAX: Final = 110
-_SHOWN_BY_OTHER_COLUMNS: Final = frozenset({"type", "session_id", "tenant_id", "observed_at", "requested_at"})
+_SHOWN_ELSEWHERE: Final = frozenset({"type", "tenant_id", "boot_id", "fingerprint"})
 
 Session = Annotated[str | None, Parameter(name="--session", help="Only this session's.")]
 
@@ -57,11 +57,21 @@ def _as_json(event: Event) -> dict[str, object]:
 
 def _line(event: Event) -> str:
     time = event.occurred_at.strftime("%H:%M:%S.%f")[:-3]
-    told = {key: value for key, value in event.data.items() if key not in _SHOWN_BY_OTHER_COLUMNS}
-    summary = " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in told.items())
+    summary = " ".join(f"{key}={value}" for key, value in _told(event))
     if len(summary) > _SUMMARY_MAX:
         summary = summary[: _SUMMARY_MAX - 1] + "…"
-    return f"{event.position:>6}  {time}  {event.type:<26}  {event.stream}  {summary}"
+    return f"{event.position:>6}  {time}  {event.type:<24}  {event.stream:<36}  {summary}".rstrip()
+
+
+def _told(event: Event) -> Iterator[tuple[str, object]]:
+    """What a line has room for: plain values that no other column shows; all of it is in `--json`."""
+    for key, value in event.data.items():
+        if key == "program" and isinstance(value, dict):
+            yield "argv", " ".join(value.get("argv", []))
+        elif (
+            key not in _SHOWN_ELSEWHERE and value not in (None, "", event.stream) and not isinstance(value, dict | list)
+        ):
+            yield key, value
 
 
 def usage(
