@@ -68,9 +68,9 @@ def _told(event: Event) -> Iterator[tuple[str, object]]:
     for key, value in event.data.items():
         if key == "program" and isinstance(value, dict):
             yield "argv", " ".join(value.get("argv", []))
-        elif (
-            key not in _SHOWN_ELSEWHERE and value not in (None, "", event.stream) and not isinstance(value, dict | list)
-        ):
+            continue
+        plain = not isinstance(value, dict | list) and value not in (None, "", event.stream)
+        if plain and key not in _SHOWN_ELSEWHERE and not key.endswith("_at"):
             yield key, value
 
 
