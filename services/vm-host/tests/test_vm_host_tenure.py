@@ -210,6 +210,44 @@ def test_a_stop_broken_off_before_its_record_is_expected_all_the_same(tmp_path: 
     in_virtual_time(scenario)
 
 
+def test_a_program_that_an_earlier_machine_had_begun_is_not_begun_again(tmp_path: Path) -> None:
+    """Its end, or its start alone, may not have come to the scheduler when that sends the program to a new machine."""
+
+    async def scenario() -> None:
+        world = HostWorld(tmp_path)
+        await world.boot()
+        await say(world, asked(VM))
+        await world.command(world.start_vm())
+        await world.command(exec_vm("count"))
+        await world.ended()
+        await world.command(world.suspend_vm())
+        await say(world, SUSPENDED, asked("vm-2", 2))
+        await world.command(world.start_vm(2, checkpoint_id=CheckpointId("ckp-1")), "vm-2")
+        assert await world.command(exec_vm("count", incarnation=2), "vm-2") is None
+        await world.command(exec_vm("count", exec_id="x-new", incarnation=2), "vm-2")
+        await world.ended("x-new", "vm-2")
+        await world.look()
+        assert world.read("x-new").output == b"2\n"
+
+    in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize(
+    ("session", "before"),
+    [
+        ([asked("vm-1")], ()),
+        ([asked("vm-1"), lost(), asked("vm-2")], ("vm-1",)),
+        ([asked("vm-1"), asked("vm-2"), lost("vm-2"), recovered()], ("vm-2",)),
+        ([asked(f"vm-{number}") for number in range(9)], ("vm-7", "vm-6", "vm-5", "vm-4")),
+    ],
+)
+def test_the_machines_a_session_had_last_are_known(session: list[Any], before: tuple[str, ...]) -> None:
+    tenure = UNSAID
+    for event in session:
+        tenure = follow(tenure, event)
+    assert tenure.before == before
+
+
 def test_other_sessions_do_not_matter(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = HostWorld(tmp_path)

@@ -64,6 +64,7 @@ class Handlers:
                 vm_id,
                 command.session_id,
                 lambda now, place: decisions.exec_program(now, command, place, self._execs_max),
+                command.exec_id,
             )
         except Rejected:
             programs.withdraw(vm_id, command.exec_id)

@@ -11,7 +11,7 @@ import msgspec
 
 from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.host import HostCapacity
-from torpor_contracts.ids import CommandId, SessionId, TenantId, VmId
+from torpor_contracts.ids import CommandId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.replies import Receipt
 from torpor_contracts.session import MachineSpec, RetryRule
 from torpor_contracts.vm import VmEvent
@@ -21,7 +21,7 @@ from torpor_messaging.service_ports import ServicePorts
 from torpor_vm_host.domain import tenure
 from torpor_vm_host.domain.observations import Place
 from torpor_vm_host.domain.tenure import UNSAID, Tenure, follow
-from torpor_vm_host.domain.vm import ABSENT, Claim, Ended, VmState, claim_of, evolve, may_exist
+from torpor_vm_host.domain.vm import ABSENT, Claim, Ended, VmState, claim_of, evolve, execs_of, may_exist
 from torpor_vm_host.host import Host
 
 STREAMS_KEPT: Final = 512
@@ -111,18 +111,24 @@ class Ledger:
         )
 
     async def command_of(
-        self, incoming: Incoming, vm_id: VmId, session_id: SessionId, decide: Decide
+        self,
+        incoming: Incoming,
+        vm_id: VmId,
+        session_id: SessionId,
+        decide: Decide,
+        exec_id: ExecId | None = None,
     ) -> Receipt | None:
         """Decide a command that begins something in the name of a session, and record its events.
 
         Refused when the session has another machine by now, or none; should it come to that before the events are in
-        the log, it is decided again.
+        the log, it is decided again. A program that an earlier machine of the session had begun is not begun again.
         """
-        seen = UNSAID
+        seen, begun = UNSAID, False
 
         async def session() -> Mapping[str, int]:
-            nonlocal seen
+            nonlocal seen, begun
             seen, version = await self._sessions.fold(session_id)
+            begun = exec_id is not None and await self._begun(exec_id, seen.before)
             return {session_id: version}
 
         def decide_for_session(folded: VmState | _Foreign) -> Sequence[VmEvent]:
@@ -130,9 +136,16 @@ class Ledger:
             events = decide(_own(folded, vm_id), place)
             if events:
                 tenure.check(seen, place)
-            return events
+            return [] if begun else events
 
         return await self._decisions.execute(incoming, vm_id, decide_for_session, given=session)
+
+    async def _begun(self, exec_id: ExecId, machines: Sequence[VmId]) -> bool:
+        for vm_id in machines:
+            state, _ = await self._decisions.fold(vm_id)
+            if not isinstance(state, _Foreign) and exec_id in execs_of(state):
+                return True
+        return False
 
     async def observe(self, about: About, vm_id: VmId, decide: Decide) -> VmState:
         """Record what was observed, and answer the state after it; raises `Transient` when the log stays away."""

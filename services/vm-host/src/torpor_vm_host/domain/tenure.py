@@ -22,12 +22,13 @@ from torpor_vm_host.domain.observations import Place
 class Tenure(msgspec.Struct, frozen=True, kw_only=True):
     """`vm_id` is the session's machine, None while it has none; `said` tells that from a stream that says nothing.
 
-    `ending`: the session is to end, and its machine with it.
+    `ending`: the session is to end, and its machine with it. `before`: the machines it had last, newest first.
     """
 
     said: bool = False
     vm_id: VmId | None = None
     ending: bool = False
+    before: tuple[VmId, ...] = ()
 
     def wants(self, vm_id: VmId) -> bool:
         """Whether the session would have this machine run on, as far as it has said anything."""
@@ -36,16 +37,21 @@ class Tenure(msgspec.Struct, frozen=True, kw_only=True):
 
 UNSAID: Final = Tenure()
 
+BEFORE_MAX: Final = 4
+"""Earlier machines of a session in which a program is looked for before it is begun."""
+
 
 def follow(tenure: Tenure, event: Any) -> Tenure:
     """The tenure after an event of the session; most of them do not change it."""
+    had = tenure.vm_id
+    before = tenure.before if had is None or had in tenure.before[:1] else (had, *tenure.before)[:BEFORE_MAX]
     match event:
         case VmStartRequested() | SessionRecovered():
-            return Tenure(said=True, vm_id=event.vm_id)
+            return Tenure(said=True, vm_id=event.vm_id, before=tuple(vm for vm in before if vm != event.vm_id))
         case SessionStartFailed() | SessionSuspended() | SessionLost() | SessionTerminated() | SessionFailed():
-            return Tenure(said=True, vm_id=None)
+            return Tenure(said=True, vm_id=None, before=before)
         case TerminateRequested():
-            return Tenure(said=True, vm_id=event.vm_id, ending=True)
+            return Tenure(said=True, vm_id=event.vm_id, ending=True, before=tenure.before)
         case _:
             return tenure
 

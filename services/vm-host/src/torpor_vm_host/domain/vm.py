@@ -77,15 +77,17 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True, tag="quarantined"):
 
     claim: Claim | None
     held: tuple[ResourceRef, ...]
+    execs: Mapping[ExecId, bool] = {}
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """It is gone. `held` was claimed and has not been observed gone."""
+    """It is gone. `held` was claimed and has not been observed gone; `execs` are the programs it had been given."""
 
     how: EndedHow
     claim: Claim | None
     held: tuple[ResourceRef, ...]
     checkpoint_id: CheckpointId | None = None
+    execs: Mapping[ExecId, bool] = {}
 
 
 VmState = Absent | Claimed | Running | Suspending | Quarantined | Ended
@@ -163,6 +165,11 @@ def may_exist(state: VmState) -> bool:
     return not isinstance(state, Absent) and (not isinstance(state, Ended) or bool(state.held))
 
 
+def execs_of(state: VmState) -> Mapping[ExecId, bool]:
+    """Every program the machine was given, and whether that has not ended as far as its stream knows."""
+    return {} if isinstance(state, Absent | Claimed) else state.execs
+
+
 def running_execs(state: VmState) -> list[ExecId]:
     """The programs that have not ended, as far as the log knows."""
     if not isinstance(state, Running | Suspending):
@@ -185,11 +192,11 @@ def _evolved(state: VmState, event: VmEvent) -> VmState:
         case VmExecStarted() | VmExecContinued() | VmExecEnded():
             after = _with_exec(state, event.exec_id, runs=not isinstance(event, VmExecEnded))
         case VmSuspendStarted():
-            after = Suspending(claim=_known_claim(state), held=held_by(state), execs=_execs(state), suspend=event)
+            after = Suspending(claim=_known_claim(state), held=held_by(state), execs=execs_of(state), suspend=event)
         case VmSuspendFailed():
-            after = Running(claim=_known_claim(state), held=held_by(state), execs=_execs(state))
+            after = Running(claim=_known_claim(state), held=held_by(state), execs=execs_of(state))
         case VmQuarantined():
-            after = Quarantined(claim=claim_of(state), held=held_by(state))
+            after = Quarantined(claim=claim_of(state), held=held_by(state), execs=execs_of(state))
         case VmStartFailed() | VmSuspended() | VmStopped() | VmReaped():
             after = _ended(state, event)
         case VmReleased():
@@ -207,7 +214,13 @@ def _ended(state: VmState, event: VmStartFailed | VmSuspended | VmStopped | VmRe
         VmStopped: "stopped",
         VmReaped: "reaped",
     }
-    return Ended(how=how[type(event)], claim=claim_of(state), held=held_by(state), checkpoint_id=checkpoint_id)
+    return Ended(
+        how=how[type(event)],
+        claim=claim_of(state),
+        held=held_by(state),
+        checkpoint_id=checkpoint_id,
+        execs=execs_of(state),
+    )
 
 
 def _without(state: VmState, gone: Iterable[ResourceRef]) -> Ended:
@@ -232,11 +245,6 @@ def _known_claim(state: VmState) -> Claim:
     claim = claim_of(state)
     assert claim is not None, "the table leads here only from a claim"
     return claim
-
-
-def _execs(state: VmState) -> Mapping[ExecId, bool]:
-    assert isinstance(state, Running | Suspending), "the table leads here only from a running machine"
-    return state.execs
 
 
 def _with_exec(state: VmState, exec_id: ExecId, *, runs: bool) -> VmState:
