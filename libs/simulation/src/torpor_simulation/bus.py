@@ -166,7 +166,14 @@ class Questions:
 class SimDelivery:
     """`torpor_messaging.ports.Delivery`: a message in the hands of one process; what it says about it may get lost."""
 
-    def __init__(self, message: StoredMessage, attempt: int, consumer: Consumer, around: Surroundings) -> None:
+    def __init__(
+        self,
+        message: StoredMessage,
+        attempt: int,
+        consumer: Consumer,
+        around: Surroundings,
+        acking: Callable[["SimDelivery"], None] | None = None,
+    ) -> None:
         self.subject = message.subject
         self.headers = message.headers
         self.data = message.data
@@ -174,9 +181,12 @@ class SimDelivery:
         self.attempt = attempt
         self._consumer = consumer
         self._around = around
+        self._acking = acking
 
     async def ack(self) -> None:
         """Handled."""
+        if self._acking is not None:
+            self._acking(self)
         self._around.faults.strike(self._around.process, "ack")
         self._tell(self._consumer.ack, self.sequence)
         self._around.faults.strike(self._around.process, "acked")

@@ -7,6 +7,7 @@ from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.checkpoint import CheckpointFreed, CheckpointRecorded
 from torpor_contracts.host import HostLost, HostRegistered
 from torpor_contracts.ids import CheckpointId, VmId
+from torpor_contracts.session import SessionLost
 from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
 from torpor_eventlog.port import Recorded
 from torpor_scheduler.domain.session import Phase
@@ -94,6 +95,8 @@ class LiveChecks:
                 self.hosts_up[event.host_id] = isinstance(event, HostRegistered)
             case CheckpointRecorded() | CheckpointFreed():
                 self._stored(event)
+            case SessionLost():
+                self._lost(event, row)
             case _:
                 pass
 
@@ -102,6 +105,13 @@ class LiveChecks:
             self._checkpoints[event.checkpoint_id] = event
         else:
             self._checkpoints.pop(event.checkpoint_id, None)
+
+    def _lost(self, event: SessionLost, row: Recorded) -> None:
+        alive = event.vm_id in self._machines and event.vm_id not in self._died
+        if alive and self.hosts_up.get(event.host_id) and "host" not in event.cause:
+            self._violate(
+                "lost-truly", f"{row.stream} is called lost at {row.position}: {event.cause}; its machine runs"
+            )
 
     def _ended(self, event: VmStopped | VmReaped | VmSuspended, row: Recorded) -> None:
         if event.vm_id in self._machines:

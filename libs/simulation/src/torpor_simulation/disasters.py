@@ -40,6 +40,7 @@ class Disasters:
             "schedules-lost": self._schedules_lost,
             "drain": self._drain,
             "tidying": self._tidy,
+            "service-off": self._service_off,
         }
 
     async def run(self) -> None:
@@ -59,6 +60,14 @@ class Disasters:
     async def _crash(self, _host: Host, disaster: Disaster) -> None:
         supervisors = self._world.supervisors
         supervisors[int(disaster.which * len(supervisors))].crash()
+
+    async def _service_off(self, _host: Host, disaster: Disaster) -> None:
+        """One of the services is not started again for a while."""
+        services = [one for one in self._world.supervisors if one.program.machine not in self._world.hosts]
+        supervisor = services[int(disaster.which * len(services))]
+        supervisor.hold()
+        await asyncio.sleep(disaster.lasts_s)
+        supervisor.release()
 
     async def _bus_outage(self, _host: Host, disaster: Disaster) -> None:
         await self._outage(BUS, disaster.lasts_s)

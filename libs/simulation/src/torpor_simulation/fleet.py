@@ -143,6 +143,7 @@ class Fleet:
             ids=ids,
             feed=SharedFeed(log, reading),
             broken=world.broken,
+            acking=world.acking,
         )
         return ports, hosting
 

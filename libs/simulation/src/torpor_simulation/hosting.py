@@ -52,6 +52,8 @@ class Hosting:
     feed: SharedFeed
     broken: Callable[[str], None]
     """Told of what no process may do: an invariant violated, a bug met."""
+    acking: Callable[[SimDelivery], None]
+    """Told when a delivery is about to be acknowledged."""
 
     async def run(self, service: Service) -> None:
         """Run all routes until the process dies."""
@@ -139,7 +141,7 @@ class Hosting:
         arrived: asyncio.Queue[SimDelivery] = asyncio.Queue()
 
         def receive(message: StoredMessage, attempt: int) -> None:
-            arrived.put_nowait(SimDelivery(message, attempt, consumer, self.around))
+            arrived.put_nowait(SimDelivery(message, attempt, consumer, self.around, self.acking))
 
         leave = consumer.join(Member(self.around.machine, receive))
         try:

@@ -10,7 +10,7 @@ from torpor_simulation.network import NetworkFaults
 
 DisasterKind = Literal[
     "crash", "bus-outage", "log-outage", "partition", "host-off", "host-gone", "machine-dies", "machine-ruined",
-    "stranger", "schedules-lost", "drain", "tidying",
+    "stranger", "schedules-lost", "drain", "tidying", "service-off",
 ]  # fmt: skip
 
 
@@ -55,6 +55,7 @@ KINDS: tuple[tuple[DisasterKind, int], ...] = (
     ("schedules-lost", 6),
     ("drain", 8),
     ("tidying", 8),
+    ("service-off", 12),
 )
 
 

@@ -8,6 +8,7 @@ from torpor_contracts.session import (
     ResumeDeferred,
     ResumeRequested,
     SessionEvent,
+    SessionRecovered,
     SessionRequested,
     SuspendFailed,
     SuspendRequested,
@@ -39,7 +40,7 @@ class Sessions:
         except InvariantViolation as error:
             self._violated(Violation("legal", f"{stream}: {error}"))
         match event:
-            case SessionRequested() | ResumeRequested() | ResumeDeferred() | SuspendFailed():
+            case SessionRequested() | ResumeRequested() | ResumeDeferred() | SuspendFailed() | SessionRecovered():
                 self.wanted[stream] = Phase.RUNNING
             case SuspendRequested():
                 self.wanted[stream] = Phase.SUSPENDED

@@ -20,6 +20,10 @@ class WatchedLog(MemoryLog):
         """Every row, in order."""
         return self._rows.rows
 
+    def knows(self, command_id: str) -> bool:
+        """Whether a command is in the log."""
+        return command_id in self._rows.commands
+
     async def append(self, commit: Commit) -> Receipt:
         """See `EventLog.append`."""
         before = len(self._rows.rows)

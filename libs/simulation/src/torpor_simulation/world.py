@@ -12,10 +12,12 @@ from torpor_contracts.ids import SYSTEM_TENANT, TenantId
 from torpor_contracts.replies import Reply
 from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import Recorded
+from torpor_messaging import subjects
+from torpor_messaging.envelope import REPLY, sent_id
 from torpor_messaging.ports import OutgoingCommand
 from torpor_scheduler.domain.session import Phase
 from torpor_simulation.broker import Broker, StreamSpec
-from torpor_simulation.bus import Questions, SimBus
+from torpor_simulation.bus import Questions, SimBus, SimDelivery
 from torpor_simulation.carrying import EventsStream
 from torpor_simulation.checks_live import LiveChecks
 from torpor_simulation.clients import Client, Ledger, told
@@ -181,6 +183,14 @@ class World:
                 return
             await asyncio.sleep(LOOK_S)
             waiting_for = await unsettled(self)
+
+    def acking(self, delivery: SimDelivery) -> None:
+        """A delivery is about to be acknowledged for good: a command that waits for a receipt must be in the log."""
+        if REPLY in delivery.headers:
+            tenant_id = subjects.parse_command(delivery.subject).tenant_id
+            command_id = f"{tenant_id}/{sent_id(delivery)}"
+            if not self.log.knows(command_id):
+                self.violate(Violation("acked-unrecorded", f"{command_id} is acknowledged and not in the log"))
 
     def _heard(self, command: OutgoingCommand, reply: Reply) -> None:
         """A client was answered: a receipt must be true by then."""
