@@ -1,3 +1,4 @@
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,3 +30,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., EmbeddedWhole]]:
     yield begin
     for running in reversed(started):
         running.close()
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Make a file system of a size, such as `8m`; it is gone after the test."""
+    made: list[Path] = []
+
+    def mount(size: str) -> Path:
+        place = tmp_path / f"disk-{size}"
+        place.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+        if subprocess.run(["mount", *options, place], check=False, capture_output=True).returncode != 0:
+            pytest.skip("mounting a small file system needs root")
+        made.append(place)
+        return place
+
+    yield mount
+    for place in made:
+        subprocess.run(["umount", "-l", place], check=True)

@@ -3,7 +3,7 @@
 import json
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,22 +46,13 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
     assert refused(tmp_path / "data")["code"] == "not-writable"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_full_disk(small_disk: Path) -> None:
-    error = refused(small_disk / "data")
+def test_a_full_disk(disk_of: Callable[[str], Path]) -> None:
+    error = refused(disk_of("8m") / "data")
     assert (error["code"], "MiB" in error["message"]) == ("disk-full", True)
 
 
-def test_a_read_only_disk(small_disk: Path) -> None:
+def test_a_read_only_disk(disk_of: Callable[[str], Path]) -> None:
+    small_disk = disk_of("8m")
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert refused(small_disk / "data")["code"] == "not-writable"
 

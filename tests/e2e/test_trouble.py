@@ -1,28 +1,20 @@
 """Trouble below a running whole: it is said what is wrong, nothing is lost, and no service dies of it."""
 
+import json
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.embedded import EmbeddedWhole
+from tests.support.embedded import EmbeddedWhole, torpor
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", place], check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def test_a_disk_that_fills_up_is_told_and_survived(small_disk: Path) -> None:
+def test_a_disk_that_fills_up_is_told_and_survived(disk_of: Callable[[str], Path]) -> None:
+    small_disk = disk_of("1g")
     whole = EmbeddedWhole(small_disk / "data")
     try:
         whole.until("ready")
@@ -53,3 +45,25 @@ def test_a_locked_log_is_told_and_waited_for(whole: EmbeddedWhole) -> None:
         log.close()
     assert whole.call("session", "create", "ses-late", "--command-id", "order-2")["state"] == "running"
     assert [process["restarts"] for process in whole.call("status")["processes"]] == [0] * 7
+
+
+def test_a_flipped_bit_in_the_stream_is_found_and_the_stream_made_afresh(start: Callable[..., EmbeddedWhole]) -> None:
+    first = start()
+    first.until("ready")
+    for _ in range(3):
+        session = first.call("session", "create")["session_id"]
+        first.call("session", "suspend", session)
+    assert first.stop() == 0
+    [block] = first.data.nats.glob("store/**/EVENTS/msgs/*.blk")
+    content = bytearray(block.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    block.write_bytes(content)
+    second = start()
+    second.until("ready")
+    damaged = torpor(second.data.root, "audit", "verify", "--json")
+    found = json.loads(damaged.stdout)
+    assert (damaged.returncode, found["findings"][0]["place"]) == (1, "stream")
+    assert 1 <= found["first_bad_position"] <= found["position"]
+    assert second.call("session", "resume", session)["state"] == "running", "the log is the truth, not its copy"
+    second.call("audit", "rebuild", "--stream")
+    assert second.call("audit", "verify")["ok"]
