@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from torpor_guest_agent.identity import FOLDER
+
 PORT_NAME: Final = "torpor.agent"
+OPTION: Final = "torpor.agent"
 PORT_WAIT_S: Final = 30.0
 MOUNTS: Final = (
     ("proc", "/proc", "proc", ""),
@@ -36,6 +39,7 @@ def prepare() -> None:
             continue
         Path(target).mkdir(parents=True, exist_ok=True)
         libc.mount(source.encode(), target.encode(), kind.encode(), 0, options.encode())
+    Path(FOLDER).mkdir(mode=0o755, exist_ok=True)
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         if not os.path.lexists(f"/dev/{name}"):
             Path(f"/dev/{name}").symlink_to(target)
@@ -43,7 +47,27 @@ def prepare() -> None:
     _grow_root()
 
 
-def open_channel() -> int:
+def open_channel() -> int | socket.socket:
+    """Where the host is met: what `torpor.agent=vsock:PORT` on the kernel's command line names, or else our port."""
+    for word in Path("/proc/cmdline").read_text().split():
+        name, _, value = word.partition("=")
+        if name == OPTION:
+            kind, _, number = value.partition(":")
+            if kind != "vsock":
+                raise OSError(f"{OPTION} names no channel that is known: {value!r}")
+            return listen_on_vsock(int(number))
+    return open_port()
+
+
+def listen_on_vsock(port: int) -> socket.socket:
+    """A socket on which the host connects to this machine."""
+    listening = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+    listening.bind((socket.VMADDR_CID_ANY, port))
+    listening.listen(4)
+    return listening
+
+
+def open_port() -> int:
     """The descriptor of the virtio-serial port that leads to the host; waits for it while devices appear."""
     deadline = time.monotonic() + PORT_WAIT_S
     while time.monotonic() < deadline:

@@ -1,71 +1,26 @@
 """Programs in the guest: started, fed, signalled, their output kept until the host has it, listed and found again."""
 
 import contextlib
-import fcntl
 import os
-import pty
-import pwd
 import signal
-import struct
-import subprocess
-import termios
 import time
 from collections import deque
 from typing import Any, Final
 
 from torpor_guest_agent.frames import Frame
 from torpor_guest_agent.loop import Loop
+from torpor_guest_agent.program import Program
+from torpor_guest_agent.refusal import Refused
+from torpor_guest_agent.spawning import Spawning, set_size
 
 CHUNK_BYTES: Final = 64 * 1024
-UNCONFIRMED_BYTES_MAX: Final = 1024 * 1024
-"""Output of one program that the host has not confirmed; above it the program's pipe is left full."""
+STDIN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Input that a program has not read yet; more is refused until it reads."""
+RUNNING_MAX: Final = 1024
 ENDED_KEPT_MAX: Final = 256
-"""Ended programs whose end the host has not confirmed; the oldest is forgotten first."""
-PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Ended programs that the host has not forgotten; the oldest goes first."""
 KILL_GRACE_S: Final = 2.0
-
-
-class Refused(Exception):  # noqa: N818  (an answer to the host, not a failure of ours)
-    """The host asked for something that cannot be; `code` is for programs."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Program:
-    """One program: its process, its pipes, and the output the host has not confirmed yet."""
-
-    def __init__(self, exec_id: str, process: "subprocess.Popen[bytes]", deadline: float | None) -> None:
-        self.exec_id = exec_id
-        self.process = process
-        self.deadline = deadline
-        self.started_at = time.time()
-        self.terminal: int | None = None
-        self.streams: dict[int, str] = {}
-        self.paused: set[int] = set()
-        self.stdin: int | None = None
-        self.stdin_waiting: deque[bytes] = deque()
-        self.stdin_ends = False
-        self.offset = 0
-        self.unconfirmed: deque[tuple[int, str, bytes]] = deque()
-        self.unconfirmed_bytes = 0
-        self.end: dict[str, Any] | None = None
-        self.timed_out = False
-        self.status: int | None = None
-
-    def description(self) -> dict[str, Any]:
-        """What a listing says of it."""
-        return {
-            "exec_id": self.exec_id,
-            "pid": self.process.pid,
-            "started_at": self.started_at,
-            "running": self.end is None,
-            "remaining_s": None if self.deadline is None else max(0.0, self.deadline - time.monotonic()),
-            "first_offset": self.unconfirmed[0][0] if self.unconfirmed else self.offset,
-            "offset": self.offset,
-            "end": self.end,
-        }
+TERMINAL_PAUSE_S: Final = 0.02
 
 
 class Programs:
@@ -73,77 +28,71 @@ class Programs:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self._spawning = Spawning()
         self._programs: dict[str, Program] = {}
         self._by_pid: dict[int, Program] = {}
         self._ended: deque[str] = deque()
-        self.environment: dict[str, str] = {}
+        loop.on_signal(signal.SIGCHLD, self.reap)
+
+    @property
+    def environment(self) -> dict[str, str]:
         """Added to every program's environment (identity, proxies)."""
+        return self._spawning.environment
 
     # --- what the host asks for ---
 
     def start(self, request: dict[str, Any], stdin: bytes) -> dict[str, Any]:
-        """Start a program once per `exec_id`; asked again, the one that is there is described."""
+        """Start a program, once per `exec_id`: refused with `exec-exists` when there is one of this id."""
         exec_id = str(request["exec_id"])
         if exec_id in self._programs:
-            return self._programs[exec_id].description()
-        user = _user(request.get("user"))
-        cwd = request.get("cwd") or user.pw_dir
-        environment = {
-            "PATH": PATH,
-            "HOME": user.pw_dir,
-            "USER": user.pw_name,
-            "LOGNAME": user.pw_name,
-            "SHELL": user.pw_shell,
-            "LANG": "C.UTF-8",
-            **self.environment,
-            **request.get("env", {}),
-        }
+            raise Refused("exec-exists", f"there is a program {exec_id} already")
+        if len(self._by_pid) >= RUNNING_MAX:
+            raise Refused("too-many-programs", f"{RUNNING_MAX} programs run already")
+        stays_open = bool(request.get("stdin_open", False))
+        pid, streams = self._spawning.start(request, input_follows=bool(stdin) or stays_open)
+        program = Program(exec_id, pid, streams)
         timeout_s = request.get("timeout_s")
-        program = self._spawn(exec_id, list(request["argv"]), environment, (cwd, user), request.get("pty"))
         if timeout_s is not None:
             program.deadline = time.monotonic() + float(timeout_s)
             self._loop.at(program.deadline, self._expire)
-        self._programs[exec_id] = self._by_pid[program.process.pid] = program
+        self._programs[exec_id] = self._by_pid[pid] = program
         for descriptor in program.streams:
-            self._loop.watch(descriptor, lambda d=descriptor: self._read(program, d))  # type: ignore[misc]
-        self.feed(exec_id, stdin, ends=not request.get("stdin_open", False))
-        return program.description()
+            self._watch(program, descriptor)
+        if stdin or program.stdin is not None:
+            self._feed(program, stdin, ends=not stays_open)
+        return {"pid": pid}
 
-    def feed(self, exec_id: str, data: bytes, *, ends: bool) -> None:
-        """Give a program input; `ends` closes it after that."""
+    def feed(self, exec_id: str, data: bytes, *, ends: bool) -> dict[str, Any]:
+        """Give a program input; `ends` closes it after that. Answers how much it has not read yet."""
         program = self._get(exec_id)
-        if data:
-            program.stdin_waiting.append(data)
-        program.stdin_ends = program.stdin_ends or ends
-        self._write(program)
+        if data and program.stdin is None:
+            raise Refused("stdin-closed", f"{exec_id} takes no more input")
+        if program.stdin_waiting_bytes + len(data) > STDIN_BYTES_MAX:
+            raise Refused("stdin-full", f"{exec_id} has {program.stdin_waiting_bytes} bytes to read still")
+        self._feed(program, data, ends=ends)
+        return {"waiting_bytes": program.stdin_waiting_bytes}
 
     def kill(self, exec_id: str, number: int, *, group: bool = True) -> None:
-        """Send a signal to the program and, by default, to all it started in its session."""
+        """Send a signal to the program and, by default, to all of its process group."""
         program = self._get(exec_id)
-        with contextlib.suppress(ProcessLookupError):
-            if group:
-                os.killpg(program.process.pid, number)
-            else:
-                os.kill(program.process.pid, number)
+        self._signal(program, number, group=group)
 
     def resize(self, exec_id: str, rows: int, columns: int) -> None:
         """Set the size of a program's terminal."""
         terminal = self._get(exec_id).terminal
         if terminal is None:
-            raise Refused("no-terminal", f"{exec_id} was not started with a terminal")
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            raise Refused("no-terminal", f"{exec_id} has no terminal, or has closed it")
+        set_size(terminal, rows, columns)
 
     def confirm(self, exec_id: str, offset: int) -> None:
         """The host has all output up to `offset`; forget it, and read on if the program was held up."""
         program = self._programs.get(exec_id)
-        if program is None:
-            return
-        while program.unconfirmed and program.unconfirmed[0][0] + len(program.unconfirmed[0][2]) <= offset:
-            program.unconfirmed_bytes -= len(program.unconfirmed.popleft()[2])
-        self._unpause(program)
+        if program is not None:
+            program.confirm(offset)
+            self._unpause(program)
 
     def forget(self, exec_id: str) -> None:
-        """The host has the program's end on record."""
+        """The host has the program's end on record; nothing happens to one that runs."""
         program = self._programs.get(exec_id)
         if program is not None and program.end is not None:
             del self._programs[exec_id]
@@ -151,14 +100,14 @@ class Programs:
                 self._ended.remove(exec_id)
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every program that runs, or whose end the host has not confirmed."""
+        """Every program that runs, or whose end the host has not forgotten."""
         return [program.description() for program in self._programs.values()]
 
     def attach(self, exec_id: str, offset: int | None) -> dict[str, Any]:
         """Send again all output that is still here (from `offset` on, when given), then go on as before."""
         program = self._get(exec_id)
         if offset is not None:
-            self.confirm(exec_id, offset)
+            program.confirm(offset)
         for start, stream, data in program.unconfirmed:
             self._loop.send(_output(exec_id, start, stream, data))
         if program.end is not None:
@@ -167,9 +116,10 @@ class Programs:
         return program.description()
 
     def resume_all(self) -> None:
-        """Read on wherever output was held up because the host was away."""
-        for program in self._programs.values():
-            self._unpause(program)
+        """Read on wherever output was held up because the channel was crowded."""
+        for program in self._by_pid.values():
+            if program.paused:
+                self._unpause(program)
 
     # --- children ---
 
@@ -182,52 +132,27 @@ class Programs:
                 return
             if pid == 0:
                 return
-            program = self._by_pid.pop(pid, None)
+            program = self._by_pid.get(pid)
             if program is not None:
-                program.process.returncode = status  # subprocess need not wait for it again
                 program.status = status
-                self._drain(program)
+                self._finish(program)
+                if program.end is None:  # somebody it has started may hold its pipes open
+                    self._abandon_later(program)
 
-    def _spawn(
-        self,
-        exec_id: str,
-        argv: list[str],
-        environment: dict[str, str],
-        place: tuple[str, pwd.struct_passwd],
-        terminal_size: dict[str, int] | None,
-    ) -> Program:
-        cwd, user = place
-        options: dict[str, Any] = {"cwd": cwd, "env": environment, "start_new_session": True, "bufsize": 0}
-        if user.pw_uid != os.getuid():
-            groups = os.getgrouplist(user.pw_name, user.pw_gid)
-            options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
-        if terminal_size is not None:
-            ours, theirs, streams = _terminal(terminal_size, user.pw_uid)
-            options["preexec_fn"] = _take_terminal
-        else:
-            ours, theirs, streams = _pipes()
-        try:
-            process = subprocess.Popen(  # noqa: S603  (running what the host asks for is the agent's purpose)
-                argv, stdin=theirs[0], stdout=theirs[1], stderr=theirs[2], **options
-            )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            for descriptor in {ours, *streams}:
-                os.close(descriptor)
-            raise Refused(_cause(error), str(error)) from error
-        finally:
-            for descriptor in set(theirs):
-                os.close(descriptor)
-        program = Program(exec_id, process, None)
-        program.stdin, program.streams = ours, streams
-        program.terminal = ours if terminal_size is not None else None
-        for descriptor in {ours, *streams}:
-            os.set_blocking(descriptor, False)
-        return program
+    def _signal(self, program: Program, number: int, *, group: bool) -> None:
+        # A pid whose end was taken may be somebody else's by now; its group's number is not while it has a member.
+        if program.end is not None or (program.status is not None and not group):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if group else os.kill)(program.pid, number)
 
     # --- output ---
 
+    def _watch(self, program: Program, descriptor: int) -> None:
+        self._loop.watch(descriptor, lambda: self._read(program, descriptor))
+
     def _read(self, program: Program, descriptor: int) -> None:
-        if program.unconfirmed_bytes > UNCONFIRMED_BYTES_MAX or self._loop.crowded:
+        if program.held_up or self._loop.crowded:
             program.paused.add(descriptor)
             self._loop.unwatch(descriptor)
             return
@@ -239,106 +164,108 @@ class Programs:
             data = b""
         if not data:
             self._close(program, descriptor)
+            self._finish(program)
             return
         stream = program.streams[descriptor]
-        program.unconfirmed.append((program.offset, stream, data))
-        program.unconfirmed_bytes += len(data)
-        self._loop.send(_output(program.exec_id, program.offset, stream, data))
-        program.offset += len(data)
+        self._loop.send(_output(program.exec_id, program.wrote(stream, data), stream, data))
 
     def _unpause(self, program: Program) -> None:
-        if program.unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
+        if program.held_up:
             return
-        for descriptor in list(program.paused):
-            program.paused.discard(descriptor)
-            self._loop.watch(descriptor, lambda d=descriptor: self._read(program, d))  # type: ignore[misc]
+        for descriptor in program.paused:
+            self._watch(program, descriptor)
+        program.paused.clear()
 
     def _close(self, program: Program, descriptor: int) -> None:
         self._loop.unwatch(descriptor)
         program.paused.discard(descriptor)
         del program.streams[descriptor]
         if descriptor == program.terminal:
-            program.stdin = None
+            program.stdin = program.terminal = None
         os.close(descriptor)
-        self._finish(program)
 
-    def _drain(self, program: Program) -> None:
-        """The process is gone: its pipes are read to the end unless somebody it started still holds them open."""
-        self._finish(program)
-        if program.end is None:
-            self._loop.at(time.monotonic() + KILL_GRACE_S, lambda: self._abandon(program))
+    def _abandon_later(self, program: Program) -> None:
+        self._loop.at(time.monotonic() + KILL_GRACE_S, lambda: self._abandon(program))
 
     def _abandon(self, program: Program) -> None:
-        if program.end is None and not program.paused:
-            for descriptor in list(program.streams):
-                self._close(program, descriptor)
+        """The process is gone, and its pipes are held open by others: they are not waited for."""
+        if program.end is not None:
+            return
+        if program.paused:  # what it has written is still to be read; the host takes its time
+            self._abandon_later(program)
+            return
+        for descriptor in list(program.streams):
+            self._close(program, descriptor)
+        self._finish(program)
 
     def _finish(self, program: Program) -> None:
         if program.status is None or program.streams or program.end is not None:
             return
         self._close_stdin(program)
-        status = program.status
-        signalled = os.WIFSIGNALED(status)
-        outcome = "timed-out" if program.timed_out else "signaled" if signalled else "exited"
-        program.end = {
-            "event": "end",
-            "exec_id": program.exec_id,
-            "outcome": outcome,
-            "exit_code": None if signalled else os.WEXITSTATUS(status),
-            "signal": os.WTERMSIG(status) if signalled else None,
-            "offset": program.offset,
-        }
+        self._loop.send(Frame(program.ended(program.status)))
+        self._by_pid.pop(program.pid, None)
         self._ended.append(program.exec_id)
         while len(self._ended) > ENDED_KEPT_MAX:
             self._programs.pop(self._ended.popleft(), None)
-        self._loop.send(Frame(program.end))
 
     # --- input ---
 
+    def _feed(self, program: Program, data: bytes, *, ends: bool) -> None:
+        if data and program.stdin is not None:
+            program.stdin_waiting.append(data)
+            program.stdin_waiting_bytes += len(data)
+        program.stdin_ends = program.stdin_ends or ends
+        self._write(program)
+
     def _write(self, program: Program) -> None:
-        if program.stdin is None:
-            program.stdin_waiting.clear()
-            return
-        self._loop.unwatch(program.stdin) if program.terminal is None else None
-        while program.stdin_waiting:
+        while program.stdin is not None and program.stdin_waiting:
             data = program.stdin_waiting[0]
             try:
                 written = os.write(program.stdin, data)
             except BlockingIOError:
-                if program.terminal is None:
-                    self._loop.watch(program.stdin, lambda: self._write(program), write=True)
-                else:
-                    self._loop.at(time.monotonic() + 0.05, lambda: self._write(program))
+                self._write_later(program)
                 return
             except OSError:  # it does not read any more
                 program.stdin_waiting.clear()
-                self._close_stdin(program)
-                return
+                program.stdin_waiting_bytes, program.stdin_ends = 0, True
+                break
+            program.stdin_waiting_bytes -= written
             if written == len(data):
                 program.stdin_waiting.popleft()
             else:
                 program.stdin_waiting[0] = data[written:]
-        if program.stdin_ends and program.terminal is None:
+        if program.stdin_ends:
             self._close_stdin(program)
+        elif program.stdin is not None and program.terminal is None:
+            self._loop.unwatch(program.stdin)
+
+    def _write_later(self, program: Program) -> None:
+        if program.terminal is not None:  # its descriptor is watched for reading already
+            self._loop.at(time.monotonic() + TERMINAL_PAUSE_S, lambda: self._write(program))
+            return
+        assert program.stdin is not None
+        self._loop.unwatch(program.stdin)
+        self._loop.watch(program.stdin, lambda: self._write(program), write=True)
 
     def _close_stdin(self, program: Program) -> None:
-        if program.stdin is None or program.terminal is not None:
-            return
-        self._loop.unwatch(program.stdin)
-        os.close(program.stdin)
-        program.stdin = None
+        """A terminal stays: it is output too, and its end of input is a character."""
+        if program.stdin is not None and program.terminal is None:
+            self._loop.unwatch(program.stdin)
+            os.close(program.stdin)
+            program.stdin = None
 
     # --- time ---
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for program in list(self._by_pid.values()):
-            if program.deadline is not None and program.deadline <= now:
-                program.timed_out = True
-                number = signal.SIGKILL if program.deadline < now - KILL_GRACE_S else signal.SIGTERM
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(program.process.pid, number)
-                self._loop.at(now + KILL_GRACE_S + 0.1, self._expire)
+        for program in self._by_pid.values():
+            if program.deadline is None or program.deadline > now:
+                continue
+            program.timed_out = program.timed_out or program.status is None
+            late = program.deadline <= now - KILL_GRACE_S
+            self._signal(program, signal.SIGKILL if late else signal.SIGTERM, group=True)
+            if not late:
+                self._loop.at(program.deadline + KILL_GRACE_S, self._expire)
 
     def _get(self, exec_id: str) -> Program:
         try:
@@ -349,37 +276,3 @@ class Programs:
 
 def _output(exec_id: str, offset: int, stream: str, data: bytes) -> Frame:
     return Frame({"event": "output", "exec_id": exec_id, "stream": stream, "offset": offset}, data)
-
-
-def _pipes() -> tuple[int, tuple[int, int, int], dict[int, str]]:
-    """Our end of the input, the program's three ends, and our ends of the outputs by stream."""
-    input_end, ours = os.pipe()
-    stdout, output_end = os.pipe()
-    stderr, error_end = os.pipe()
-    return ours, (input_end, output_end, error_end), {stdout: "stdout", stderr: "stderr"}
-
-
-def _terminal(size: dict[str, int], owner: int) -> tuple[int, tuple[int, int, int], dict[int, str]]:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", size["rows"], size["columns"], 0, 0))
-    os.fchown(theirs, owner, -1)
-    return ours, (theirs, theirs, theirs), {ours: "stdout"}
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def _user(name: str | None) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(name or "root")
-    except KeyError:
-        raise Refused("no-such-user", f"the guest has no user {name!r}") from None
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "not-found"
-    if isinstance(error, PermissionError):
-        return "not-permitted"
-    return "cannot-start"

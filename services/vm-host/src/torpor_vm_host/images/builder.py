@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from torpor_contracts.errors import Rejected
 
+from torpor_contracts.errors import Rejected
+from torpor_guest_agent.identity import FOLDER, LINKED
 from torpor_vm_host.images.initrd import build_initrd
 from torpor_vm_host.images.recipe import LoadedRecipe, load_recipe, recipe_key
 
@@ -194,8 +195,14 @@ def _exclusive(path: Path, progress: Progress) -> Iterator[None]:
 
 def _run(step: str, *command: str, cwd: Path | None = None) -> str:
     try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        done = subprocess.run(  # noqa: S603
+            command,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise Rejected(
@@ -234,7 +241,9 @@ def _make_rootfs(chain: list[LoadedRecipe], suite: str, agent: Path, target: Pat
         for file in loaded.recipe.files:
             hooks += _file_hooks(loaded.folder / file.source, file.target, file.mode)
         hooks += [f"--customize-hook=chroot \"$1\" sh -ec '{_quoted(command)}'" for command in loaded.recipe.commands]
-    hooks.append('--customize-hook=rm -rf "$1"/var/cache/apt/*.bin "$1"/var/log/*.log "$1"/etc/machine-id; : > "$1"/etc/machine-id')
+    hooks.append('--customize-hook=rm -rf "$1"/var/cache/apt/*.bin "$1"/var/log/*.log')
+    # Who the machine is lies in its memory: a wake then writes to no disk.
+    hooks += [f'--customize-hook=ln -sf {FOLDER}/{name} "$1"{link}' for name, link in LINKED.items()]
     # A plain bind shows the tree without the /proc and /sys that are mounted in it while hooks run.
     plain = target.parent.parent / "plain"
     plain.mkdir()

@@ -13,6 +13,8 @@ from torpor_contracts.errors import Rejected
 
 MODULES: Final = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio-rng")
 """What the guest's devices need; their dependencies are loaded first, what the kernel has built in is left out."""
+VSOCK_MODULES: Final = ("vmw_vsock_virtio_transport",)
+"""The same for a machine whose host is met on a vsock; others do not load them."""
 
 INIT: Final = """#!/bin/busybox sh
 b=/bin/busybox
@@ -21,6 +23,7 @@ $b mount -t sysfs sysfs /sys
 $b mount -t devtmpfs dev /dev
 exec < /dev/console > /dev/console 2>&1
 for m in {modules}; do $b insmod /modules/$m.ko; done
+if $b grep -q torpor.agent=vsock /proc/cmdline; then for m in {vsock_modules}; do $b insmod /modules/$m.ko; done; fi
 i=0
 while [ ! -b /dev/vda ] && [ $i -lt 2000 ]; do $b usleep 5000; i=$((i+1)); done
 $b mount -t ext4 -o rw,noatime /dev/vda /root || $b echo "torpor: there is no root file system"
@@ -55,8 +58,8 @@ def _depends(module: bytes) -> list[str]:
     return [name for name in match[1].decode().split(",") if name] if match else []
 
 
-def find_modules(kernel_tree: Path) -> dict[str, bytes]:
-    """The modules an initrd needs, uncompressed, in the order they must be loaded."""
+def find_modules(kernel_tree: Path, names: Iterable[str] = MODULES) -> dict[str, bytes]:
+    """The modules with those that they need, uncompressed, in the order they must be loaded."""
     there = {
         path.name.partition(".ko")[0].replace("-", "_"): path for path in sorted(kernel_tree.rglob("kernel/**/*.ko*"))
     }
@@ -72,19 +75,22 @@ def find_modules(kernel_tree: Path) -> dict[str, bytes]:
             add(before)
         found[path.name.partition(".ko")[0]] = data
 
-    for name in MODULES:
+    for name in names:
         add(name)
     return found
 
 
 def build_initrd(kernel_tree: Path, busybox: Path) -> bytes:
     """A gzip-compressed initrd for the kernel unpacked below `kernel_tree`."""
-    modules = find_modules(kernel_tree)
+    modules, vsock_modules = find_modules(kernel_tree), find_modules(kernel_tree, VSOCK_MODULES)
     if not busybox.is_file():
-        raise Rejected("image-build-failed", f"there is no {busybox}", "report this: the package busybox-static changed")
+        raise Rejected(
+            "image-build-failed", f"there is no {busybox}", "report this: the package busybox-static changed"
+        )
     folder, executable, plain = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    init = INIT.format(modules=" ".join(modules), vsock_modules=" ".join(vsock_modules))
     entries = [(name, folder, b"") for name in ("bin", "proc", "sys", "dev", "root", "modules")]
-    entries.append(("init", executable, INIT.format(modules=" ".join(modules)).encode()))
+    entries.append(("init", executable, init.encode()))
     entries.append(("bin/busybox", executable, busybox.read_bytes()))
-    entries.extend((f"modules/{name}.ko", plain, data) for name, data in modules.items())
+    entries.extend((f"modules/{name}.ko", plain, data) for name, data in (modules | vsock_modules).items())
     return gzip.compress(_archive(entries), compresslevel=1, mtime=0)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import is_token
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Part of every key: raised when the way images are built changes, so that all are built anew."""
 PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 DISK_MIB_MIN: Final = 512
@@ -83,7 +84,7 @@ def _check_file(path: Path, folder: Path, file: RecipeFile) -> None:
 
 
 def recipe_key(chain: list[LoadedRecipe], suite: str, agent: bytes) -> str:
-    """The content key (64 hex digits) of an image: of each recipe in the chain, their files, the suite and our agent."""
+    """The content key (64 hex digits) of an image: each recipe in the chain, their files, the suite, our agent."""
     digest = hashlib.sha256(f"torpor image {FORMAT}\n{suite}\n".encode())
     for loaded in chain:
         digest.update(msgspec.json.encode(loaded.recipe))
