@@ -2,13 +2,16 @@
 
 import signal as signals
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from torpor_contracts.ids import ExecId, VmId
 from torpor_contracts.session import ExecSpec
+from torpor_guest_agent.frames import Frame
 from torpor_vm_host.adapters.qemu.following import Followers, unknown_program
 from torpor_vm_host.adapters.qemu.guest import GuestChannel
-from torpor_vm_host.ports import DriverError, ExecOutcome, OnOutput, Output, PresentExec
+from torpor_vm_host.ports import VM_GONE, DriverError, ExecOutcome, OnOutput, Output, PresentExec
 
 CANNOT_START: Final = {"not-found": 127, "not-permitted": 126, "cannot-start": 126, "no-such-user": 126}
 
@@ -20,11 +23,34 @@ class GuestPrograms(ABC):
     async def _talk(self, vm_id: VmId) -> tuple[GuestChannel, Followers]:
         """The open channel to the machine's guest; `DriverError` when there is no such machine."""
 
+    @asynccontextmanager
+    async def _reach(self, vm_id: VmId) -> AsyncIterator[tuple[GuestChannel, Followers]]:
+        """The open channel, for as long as a request and its answer take."""
+        yield await self._talk(vm_id)
+
+    async def _ask(self, vm_id: VmId, op: str, header: dict[str, Any] | None = None) -> Frame:
+        """Ask the machine's agent, and wait for its answer."""
+        async with self._reach(vm_id) as (guest, _):
+            return await guest.request(op, header)
+
+    def _beginning(
+        self, vm_id: VmId, guest: GuestChannel, op: str, header: dict[str, Any], body: bytes = b""
+    ) -> Callable[[], Any]:
+        """What makes the agent send a program's events on the channel `guest`, on which they are waited for."""
+
+        async def begin() -> None:
+            async with self._reach(vm_id) as (now, _):
+                if now is not guest:
+                    raise DriverError(VM_GONE, "the guest's channel was renewed", retryable=False)
+                await guest.request(op, header, body)
+
+        return begin
+
     async def exec(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
-        guest, followers = await self._talk(vm_id)
         if any(known.exec_id == exec_id for known in await self.execs(vm_id)):
             raise DriverError("exec-exists", f"the guest knows {exec_id} already", retryable=False)
+        guest, followers = await self._talk(vm_id)
         header = {
             "exec_id": exec_id,
             "argv": program.argv,
@@ -33,10 +59,7 @@ class GuestPrograms(ABC):
             "user": program.user,
             "timeout_s": program.timeout_s,
         }
-
-        async def begin() -> None:
-            await guest.request("exec", header, program.stdin.encode())
-
+        begin = self._beginning(vm_id, guest, "exec", header, program.stdin.encode())
         try:
             return await followers.follow(exec_id, begin, on_output)
         except DriverError as error:
@@ -51,10 +74,7 @@ class GuestPrograms(ABC):
     async def attach(self, vm_id: VmId, exec_id: ExecId, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
         guest, followers = await self._talk(vm_id)
-
-        async def begin() -> None:
-            await guest.request("attach", {"exec_id": exec_id})
-
+        begin = self._beginning(vm_id, guest, "attach", {"exec_id": exec_id})
         try:
             return await followers.follow(exec_id, begin, on_output)
         except DriverError as error:
@@ -62,8 +82,7 @@ class GuestPrograms(ABC):
 
     async def execs(self, vm_id: VmId) -> list[PresentExec]:
         """See `ports.Driver`."""
-        guest, _ = await self._talk(vm_id)
-        answer = await guest.request("programs")
+        answer = await self._ask(vm_id, "programs")
         return [
             PresentExec(exec_id=found["exec_id"], running=found["running"], remaining_s=found["remaining_s"] or 0.0)
             for found in answer.header["programs"]
@@ -71,13 +90,11 @@ class GuestPrograms(ABC):
 
     async def kill(self, vm_id: VmId, exec_id: ExecId, signal: int) -> None:
         """See `ports.Driver`."""
-        guest, _ = await self._talk(vm_id)
         try:
-            await guest.request("signal", {"exec_id": exec_id, "signal": signals.Signals(signal).value})
+            await self._ask(vm_id, "signal", {"exec_id": exec_id, "signal": signals.Signals(signal).value})
         except DriverError as error:
             raise unknown_program(error) from error
 
     async def forget(self, vm_id: VmId, exec_id: ExecId) -> None:
         """See `ports.Driver`."""
-        guest, _ = await self._talk(vm_id)
-        await guest.request("forget", {"exec_id": exec_id})
+        await self._ask(vm_id, "forget", {"exec_id": exec_id})

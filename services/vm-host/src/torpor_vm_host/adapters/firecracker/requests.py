@@ -1,15 +1,14 @@
-"""The bodies of the requests we send to Firecracker, named and typed as its interface definition has them."""
+"""The bodies of the requests we send to Firecracker, named and typed as its interface definition has them.
+
+Fields that are None are left out; Firecracker refuses names it does not know.
+"""
 
 from typing import Literal
 
 import msgspec
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields that are None are left out; Firecracker refuses names it does not know."""
-
-
-class TokenBucket(_Body):
+class TokenBucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`size` tokens, filled up again within `refill_time` milliseconds; a token is a byte or an operation."""
 
     size: int
@@ -17,14 +16,14 @@ class TokenBucket(_Body):
     one_time_burst: int | None = None
 
 
-class RateLimiter(_Body):
+class RateLimiter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Independent limits of bytes and of operations."""
 
     bandwidth: TokenBucket | None = None
     ops: TokenBucket | None = None
 
 
-class MachineConfig(_Body):
+class MachineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /machine-config."""
 
     vcpu_count: int
@@ -32,7 +31,7 @@ class MachineConfig(_Body):
     track_dirty_pages: bool | None = None
 
 
-class BootSource(_Body):
+class BootSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /boot-source."""
 
     kernel_image_path: str
@@ -40,7 +39,7 @@ class BootSource(_Body):
     boot_args: str | None = None
 
 
-class Drive(_Body):
+class Drive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /drives/{drive_id}."""
 
     drive_id: str
@@ -50,52 +49,52 @@ class Drive(_Body):
     rate_limiter: RateLimiter | None = None
 
 
-class DriveChange(_Body):
+class DriveChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PATCH /drives/{drive_id}."""
 
     drive_id: str
     rate_limiter: RateLimiter
 
 
-class Vsock(_Body):
+class Vsock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /vsock."""
 
     guest_cid: int
     uds_path: str
 
 
-class Entropy(_Body):
+class Entropy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /entropy."""
 
     rate_limiter: RateLimiter | None = None
 
 
-class Logger(_Body):
+class Logger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /logger."""
 
     log_path: str
     level: Literal["Error", "Warning", "Info", "Debug", "Trace", "Off"]
 
 
-class Metrics(_Body):
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /metrics."""
 
     metrics_path: str
 
 
-class Action(_Body):
+class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /actions."""
 
     action_type: Literal["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]
 
 
-class VmState(_Body):
+class VmState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PATCH /vm."""
 
     state: Literal["Paused", "Resumed"]
 
 
-class SnapshotCreate(_Body):
+class SnapshotCreate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /snapshot/create."""
 
     snapshot_path: str
@@ -103,20 +102,20 @@ class SnapshotCreate(_Body):
     snapshot_type: Literal["Full", "Diff"]
 
 
-class MemoryBackend(_Body):
+class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a loaded machine's memory comes from: a file, or the socket of a page-fault handler."""
 
     backend_type: Literal["File", "Uffd"]
     backend_path: str
 
 
-class VsockOverride(_Body):
+class VsockOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the loaded machine's vsock is to be on the host."""
 
     uds_path: str
 
 
-class SnapshotLoad(_Body):
+class SnapshotLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """PUT /snapshot/load. Two names for one thing: `track_dirty_pages` replaces `enable_diff_snapshots`."""
 
     snapshot_path: str

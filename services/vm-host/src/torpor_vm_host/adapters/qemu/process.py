@@ -154,8 +154,8 @@ class Sockets:
     """The listening sockets a QEMU is started with: they can be connected to before it has come up."""
 
     def __init__(self, directory: Path) -> None:
-        self.qmp = _listen(directory / QMP_SOCKET)
-        self.agent = _listen(directory / AGENT_SOCKET)
+        self.qmp = listening_at(directory / QMP_SOCKET)
+        self.agent = listening_at(directory / AGENT_SOCKET)
 
     def descriptors(self) -> tuple[int, int]:
         """QMP's and the agent's."""
@@ -167,7 +167,7 @@ class Sockets:
         self.agent.close()
 
 
-def _listen(path: Path) -> socket.socket:
+def listening_at(path: Path) -> socket.socket:
     """A Unix socket that listens at `path`."""
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
