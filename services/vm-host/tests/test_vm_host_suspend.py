@@ -6,14 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.vm_host_world import CKP, HostWorld, claimed_resources, exec_vm, in_virtual_time
+from tests.support.vm_host_world import CKP, HostWorld, S, claimed_resources, exec_vm, in_virtual_time
 from torpor_chunks.port import NoSpace
-from torpor_contracts.checkpoint import CheckpointRecorded, RegisterCheckpoint
+from torpor_contracts.checkpoint import CheckpointRecorded, FreeCheckpoint, RegisterCheckpoint
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import CheckpointId, CommandId, HostId, TenantId
 from torpor_contracts.replies import Refusal, Reply
-from torpor_contracts.session import MachineSpec
+from torpor_contracts.session import MachineSpec, SessionTerminated
 from torpor_contracts.vm import VmExecEnded, VmReleased, VmStartFailed, VmStopped, VmSuspended, VmSuspendFailed
+from torpor_eventlog.codec import encode_event
+from torpor_eventlog.memory import MemoryLog
+from torpor_eventlog.port import Commit
 from torpor_messaging.ports import OutgoingCommand
 
 
@@ -350,3 +353,61 @@ def test_a_checkpoint_of_another_tenant_is_not_there(tmp_path: Path) -> None:
         assert (await world.last(VmStartFailed, "vm-2")).code == "checkpoint-missing"
 
     in_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("point", ["called snapshot-store", "destroyed", "append vm-suspended"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_checkpoint_freed_before_its_suspend_is_over_is_not_called_there(
+    tmp_path: Path,
+    point: str,
+    gone: bool,
+) -> None:
+    """The host was away for so long that its session went on without it, and let go of what it had registered."""
+
+    async def scenario() -> None:
+        world = await running(tmp_path)
+        await world.killed_by(point, world.suspend_vm())
+        if gone:
+            world.machines.kept.clear()
+        await say_terminated(world)
+        assert (await world.snapshot_store_answers(outgoing(CKP, FreeCheckpoint(reason="over")))).receipt is not None
+        await world.boot()
+        await world.look()
+        tags = await world.tags()
+        assert "vm-suspended" not in tags
+        if gone or point != "called snapshot-store":
+            assert (await world.last(VmStopped)).expected, "its session is over"
+            assert world.directories() == []
+        else:
+            assert (await world.last(VmSuspendFailed)).code == "checkpoint-freed"
+            assert world.state_of() == "running"
+
+    in_virtual_time(scenario)
+
+
+def outgoing(target: str, command: msgspec.Struct) -> OutgoingCommand:
+    return OutgoingCommand(
+        tenant_id=TenantId("acme"),
+        service="snapshot-store",
+        target=target,
+        command=command,
+        command_id=CommandId(f"test-{target}"),
+        causation_id="test",
+        correlation_id="test",
+    )
+
+
+async def say_terminated(world: HostWorld) -> None:
+    event = SessionTerminated(incarnation=1, cause="", observed_at=world.clock.now())
+    await MemoryLog(world.database).append(
+        Commit(
+            command_id=CommandId("acme/terminated"),
+            tenant_id=TenantId("acme"),
+            causation_id="test",
+            correlation_id="test",
+            request_digest=b"." * 32,
+            occurred_at_us=1,
+            expected={S: 0},
+            events=[encode_event(S, event)],
+        )
+    )

@@ -1,6 +1,6 @@
 """Checkpoints as a host deals with them: kept in the chunk store, registered with the snapshot store, fetched again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -88,7 +88,7 @@ class Checkpoints:
         Whether it is recorded the log says, not the answer: that may get lost, and the machine is destroyed after it.
         After `snapshot-store-unavailable` it may yet be recorded: a checkpoint that nobody refers to.
         """
-        if await self._is_recorded(checkpoint_id, manifest):
+        if await self._standing(checkpoint_id, manifest) is not None:
             return
         command = OutgoingCommand(
             tenant_id=about.tenant_id,
@@ -102,13 +102,24 @@ class Checkpoints:
         try:
             reply = msgspec.json.decode(await self._answer(command, deadline_at), type=Reply)
         except NotDone:
-            if await self._is_recorded(checkpoint_id, manifest):
+            if await self._standing(checkpoint_id, manifest) is not None:
                 return
             raise
         if reply.receipt is None:
             refusal = reply.refusal
             code, detail = (refusal.code, refusal.message) if refusal else ("no-receipt", "the answer is empty")
             raise NotDone(Failure(code, f"the snapshot store refused the checkpoint: {detail}", retryable=False))
+        await self.still_recorded(checkpoint_id, manifest)
+
+    async def still_recorded(self, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> Mapping[str, int]:
+        """The checkpoint's stream and its version, for a decision to rest on; raises `NotDone` once it is freed.
+
+        A receipt is answered for ever, also for what a session that has gone on has let be freed meanwhile.
+        """
+        version = await self._standing(checkpoint_id, manifest)
+        if version is None:
+            raise _final("checkpoint-freed", f"{checkpoint_id} is freed, or is another checkpoint")
+        return {checkpoint_id: version}
 
     async def _answer(self, command: OutgoingCommand, deadline_at: datetime) -> bytes:
         clock, pause_s = self._ports.clock, PAUSE_S
@@ -122,10 +133,13 @@ class Checkpoints:
                 await clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    async def _is_recorded(self, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> bool:
-        events = [decode_event(recorded) for recorded in await self._ports.log.load(checkpoint_id)]
+    async def _standing(self, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> int | None:
+        """The version of the checkpoint's stream, None unless it is recorded with this manifest and not freed."""
+        stream = await self._ports.log.load(checkpoint_id)
+        events = [decode_event(recorded) for recorded in stream]
         freed = any(isinstance(event, CheckpointFreeStarted | CheckpointFreed) for event in events)
-        return not freed and any(isinstance(one, CheckpointRecorded) and one.manifest == manifest for one in events)
+        same = any(isinstance(one, CheckpointRecorded) and one.manifest == manifest for one in events)
+        return stream[-1].version if same and not freed else None
 
     async def manifest(self, checkpoint_id: CheckpointId, tenant_id: TenantId, fingerprint: str) -> CheckpointManifest:
         """The manifest of a checkpoint that this host can load, from the log; raises `NotDone`."""

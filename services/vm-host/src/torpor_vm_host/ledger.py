@@ -4,7 +4,7 @@ This process alone writes the streams of its machines, so what it knows of them 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ RECORD_RETRY: Final = RetryRule(attempts_max=8, backoff_s=0.1, backoff_s_max=5.0
 """How an observation is recorded again while the log is away; afterwards upkeep makes it anew."""
 
 Decide = Callable[[VmState, Place], Sequence[VmEvent]]
+Given = Callable[[], Awaitable[Mapping[str, int]]]
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +148,11 @@ class Ledger:
                 return True
         return False
 
-    async def observe(self, about: About, vm_id: VmId, decide: Decide) -> VmState:
-        """Record what was observed, and answer the state after it; raises `Transient` when the log stays away."""
+    async def observe(self, about: About, vm_id: VmId, decide: Decide, *, given: Given | None = None) -> VmState:
+        """Record what was observed, and answer the state after it; raises `Transient` when the log stays away.
+
+        `given`: other streams that it rests on, see `Decisions.execute`.
+        """
         command_id = self._ports.ids.new("system/vm-host")
         cause = _Observation(
             tenant_id=about.tenant_id,
@@ -162,7 +166,7 @@ class Ledger:
         for attempt in range(1, RECORD_RETRY.attempts_max + 1):
             try:
                 await self._decisions.execute(
-                    cause, vm_id, lambda folded: decide(_own(folded, vm_id), self.place(vm_id))
+                    cause, vm_id, lambda folded: decide(_own(folded, vm_id), self.place(vm_id)), given=given
                 )
                 return await self.state(vm_id)
             except Transient as error:

@@ -60,16 +60,17 @@ class Suspends:
             manifest = await self._checkpoint(state)
             await self._checkpoints.register(about, state.suspend.checkpoint_id, manifest, state.suspend.deadline_at)
             gone = await self._ended(state)
+            suspend_ms = round(1000 * (self._clock.monotonic_s() - began_s))
+            after = await self._ledger.observe(
+                about,
+                vm_id,
+                lambda now, place: observations.suspended(now, place, manifest.fingerprint, suspend_ms, gone),
+                given=lambda: self._checkpoints.still_recorded(state.suspend.checkpoint_id, manifest),
+            )
         except (DriverError, ChunkError, NotDone) as error:
             _log.warning("%s is not suspended: %s", vm_id, error)
             await self._run_on(about, state, failure_of(error))
             return
-        suspend_ms = round(1000 * (self._clock.monotonic_s() - began_s))
-        after = await self._ledger.observe(
-            about,
-            vm_id,
-            lambda now, place: observations.suspended(now, place, manifest.fingerprint, suspend_ms, gone),
-        )
         await self._let_go(about, vm_id, after)
 
     async def _checkpoint(self, state: Suspending) -> CheckpointManifest:
@@ -155,7 +156,10 @@ class Suspends:
         except DriverError as error:
             raise Transient(f"{vm_id} is gone, but not what it held: {error}") from error
         cause = f"gone while it was being suspended: {failure.code}"
-        await self._ledger.observe(about, vm_id, lambda now, place: observations.found_gone(now, place, cause, gone))
+        wanted = await self._ledger.wanted(state.claim)
+        await self._ledger.observe(
+            about, vm_id, lambda now, place: observations.found_gone(now, place, cause, gone, wanted=wanted)
+        )
 
     async def _drop_directory(self, vm_id: VmId) -> None:
         try:
