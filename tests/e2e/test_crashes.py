@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.embedded import EmbeddedWhole, RefusedError, torpor
+from tests.support.embedded import READY_S_MAX, EmbeddedWhole, RefusedError, torpor
 from torpor.embedded.process_table import is_running
 
 pytestmark = pytest.mark.e2e
@@ -27,6 +27,8 @@ class Workload:
         self.whole = whole
         self.receipts: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
         self.failures: list[str] = []
+        self.there = threading.Event()
+        self.there.set()
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
@@ -51,6 +53,7 @@ class Workload:
                 answer: dict[str, Any] = self.whole.call(*line)
             except RefusedError as refusal:
                 last = str(refusal)
+                self.there.wait(READY_S_MAX)
                 continue
             with self._lock:
                 self.receipts[command_id] = (line, answer["receipt"])
@@ -125,11 +128,13 @@ def test_up_again_goes_on_with_every_session_after_everything_was_killed(
                 break
             threading.Event().wait(0.1)
         processes = first.run.processes
+        workload.there.clear()
         first.kill()
         assert not any(is_running(process.pid, process.started_ticks) for process in processes)
         second = start()
         second.until("ready")
         workload.whole = second
+        workload.there.set()
     check(second, workload)
     assert second.call("session", "show", asleep)["state"] == "suspended"
     assert second.call("session", "resume", asleep)["state"] == "running"

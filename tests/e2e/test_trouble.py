@@ -50,8 +50,8 @@ def test_a_locked_log_is_told_and_waited_for(whole: EmbeddedWhole) -> None:
 def test_a_flipped_bit_in_the_stream_is_found_and_the_stream_made_afresh(start: Callable[..., EmbeddedWhole]) -> None:
     first = start()
     first.until("ready")
-    for _ in range(3):
-        session = first.call("session", "create")["session_id"]
+    sessions = [first.call("session", "create")["session_id"] for _ in range(3)]
+    for session in sessions:
         first.call("session", "suspend", session)
     assert first.stop() == 0
     [block] = first.data.nats.glob("store/**/EVENTS/msgs/*.blk")
@@ -64,6 +64,6 @@ def test_a_flipped_bit_in_the_stream_is_found_and_the_stream_made_afresh(start: 
     found = json.loads(damaged.stdout)
     assert (damaged.returncode, found["findings"][0]["place"]) == (1, "stream")
     assert 1 <= found["first_bad_position"] <= found["position"]
-    assert second.call("session", "resume", session)["state"] == "running", "the log is the truth, not its copy"
+    assert second.call("session", "resume", sessions[0])["state"] == "running", "the log is the truth, not its copy"
     second.call("audit", "rebuild", "--stream")
     assert second.call("audit", "verify")["ok"]
