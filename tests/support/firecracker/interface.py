@@ -37,18 +37,19 @@ class Interface:
         """Raise `ValueError` when a value is not what its schema says."""
         schema = self.resolved(schema)
         kind = schema.get("type", "object")
+        found: Any = value
         if not isinstance(value, KINDS[kind]) or (kind == "integer" and isinstance(value, bool)):
             raise ValueError(f"{at}: invalid type: expected {kind}, found {value!r}")
         if "enum" in schema and value not in schema["enum"]:
             raise ValueError(f"{at}: unknown variant {value!r}, expected one of {schema['enum']}")
         if kind == "integer":
-            if value < schema.get("minimum", value) or value > schema.get("maximum", value):
+            if found < schema.get("minimum", value) or found > schema.get("maximum", value):
                 raise ValueError(f"{at}: {value} is out of range")
         elif kind == "array":
-            for number, item in enumerate(value):
+            for number, item in enumerate(found):
                 self.check(item, schema["items"], f"{at}[{number}]")
         elif kind == "object":
-            self._check_object(value, schema, at)
+            self._check_object(found, schema, at)
 
     def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         """The schema that a reference means."""
