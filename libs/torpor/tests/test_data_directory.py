@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torpor.embedded import runfile
+from torpor.embedded.console import Console
 from torpor.embedded.layout import DataDir
 from torpor.embedded.lock import DataDirLock
 from torpor.embedded.log_files import last_lines, open_log, trim
@@ -13,6 +15,7 @@ from torpor.embedded.process_table import age_s, end, is_running, started_ticks,
 from torpor.embedded.runfile import Run, RunningProcess
 from torpor.embedded.server import choose_port
 from torpor.embedded.settings import sqlite_dsn
+from torpor.embedded.starting import _end_stale
 from torpor.errors import CannotStart
 from torpor_eventlog.opening import sqlite_path
 
@@ -75,6 +78,18 @@ def test_a_process_is_known_by_pid_and_start_and_can_be_ended() -> None:
     assert end(known.pid, known.started_ticks, 10.0)
     child.wait(10)
     assert 0 <= age_s(os.getpid()) < 100_000
+
+
+def test_what_a_killed_start_has_left_is_ended_and_nothing_else(data: DataDir) -> None:
+    ours, other = (subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) for _ in range(2))
+    left = identity(ours.pid)
+    stranger = RunningProcess("scheduler", other.pid, (started_ticks(other.pid) or 0) + 1)
+    runfile.write(data, Run(supervisor=RunningProcess("supervisor", 1, 1), processes=[left, stranger]))
+    _end_stale(data, Console(as_json=True))
+    assert ours.wait(10) == -signal.SIGTERM
+    assert other.poll() is None, "its pid was given to another process since"
+    other.kill()
+    other.wait(10)
 
 
 def test_a_full_log_moves_aside_while_its_writer_goes_on(tmp_path: Path) -> None:

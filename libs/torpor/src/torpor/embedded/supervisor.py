@@ -70,7 +70,9 @@ class Supervisor:
         """Start, watch and stop; 0 after an orderly stop, else `CannotStart`, or 1 when a process was given up."""
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_STOP_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, self._noted)
+            # Under nohup it is to go on without its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._noted)
         preparing: subprocess.Popen[bytes] | None = None
         try:
             preparing = spawn(
