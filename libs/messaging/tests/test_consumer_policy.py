@@ -142,6 +142,17 @@ async def test_bad_input_never_reaches_the_handler(
     assert bench.bus.reply(INBOX).refusal.code == code
 
 
+@pytest.mark.parametrize("target", ["SES_X", "a" * 64, "ses-1.ses-2.ses-3", "ségur", "-"])
+async def test_whoever_names_an_illegal_target_is_told_so(
+    bench: Bench, delivered: Callable[..., Any], target: str
+) -> None:
+    delivery = delivered(subject=f"cmd.default.scheduler.suspend-session.{target}", headers={"Torpor-Reply": INBOX})
+    assert await bench.policy.process(delivery, Handler(RECEIPT)) is Outcome.REFUSED
+    refusal = bench.bus.reply(INBOX).refusal
+    assert refusal.code == "illegal-subject"
+    assert "a-z" in refusal.advice
+
+
 async def test_nothing_is_ever_published_to_an_illegal_reply_subject(
     bench: Bench, delivered: Callable[..., Any]
 ) -> None:

@@ -237,11 +237,14 @@ def _as_sent(tenant_id: str, receipt: Receipt) -> Receipt:
 
 
 def _safe_reply(delivery: Delivery, reply_to: str | None) -> str | None:
-    """Where a refusal may be sent: nowhere when the subject or the reply subject itself is the illegal part."""
+    """Where a refusal may be sent: nowhere when the reply subject itself, or the tenant, is the illegal part.
+
+    The tenant of any subject, also of an illegal one, is its sender's: the server lets nobody publish under another.
+    """
     if reply_to is None:
         return None
     try:
-        subjects.check_reply(subjects.parse_command(delivery.subject).tenant_id, reply_to)
+        subjects.check_reply(subjects.sender_of_command(delivery.subject), reply_to)
     except Rejected:
         return None
     return reply_to

@@ -92,6 +92,14 @@ def parse_command(subject: str) -> CommandSubject:
     return CommandSubject(TenantId(tenant_id), service, type_, ".".join(target))
 
 
+def sender_of_command(subject: str) -> TenantId:
+    """The tenant that published on `cmd.…`, also where what follows is illegal: even that is to be answered."""
+    head, _, rest = subject.partition(".")
+    if head != "cmd":
+        raise _illegal(subject, "is no command's")
+    return TenantId(_checked(rest.partition(".")[0]))
+
+
 def command_filter(service: str, target_filter: str) -> str:
     """The filter of a service's consumer: any tenant, any type, the targets it takes."""
     return f"cmd.*.{_checked(service)}.*.{_checked_filter(target_filter)}"
