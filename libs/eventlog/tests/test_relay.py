@@ -57,6 +57,16 @@ async def test_a_lost_hint_only_costs_the_poll(grow: Grow) -> None:
         await stored(stream, 1)
 
 
+async def test_a_tail_that_the_stream_lost_is_put_back_though_nothing_new_comes(grow: Grow) -> None:
+    log, stream = MemoryLog(), FakeStream()
+    await grow(log, "host-a", *[EVENT] * 6)
+    async with running(Relay(log, stream, poll_s=0.01, look_s=0.01)):
+        await stored(stream, 6)
+        del stream.stored[3:]
+        await stored(stream, 6)
+    assert stream.stored == await log.read(0, 100)
+
+
 async def test_killed_at_every_step_it_resumes_without_gap_or_double(grow: Grow) -> None:
     log = MemoryLog()
     await grow(log, "host-a", *[EVENT] * 6)

@@ -15,6 +15,9 @@ WINDOW_MAX: Final = 1000
 POLL_S: Final = 0.25
 """How long a row waits at most when the hint that it is there was lost."""
 
+LOOK_S: Final = 10.0
+"""How often the stream is asked whether it still ends where it was left."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -68,12 +71,14 @@ class Relay:
         *,
         poll_s: float = POLL_S,
         window_max: int = WINDOW_MAX,
+        look_s: float = LOOK_S,
     ) -> None:
         self._log = log
         self._stream = stream
         self._wake = wake or Wake()
         self._poll_s = poll_s
         self._window_max = window_max
+        self._look_s = look_s
         self._progress = Progress("relay")
         self._backoff = Backoff(first_s=0.05, max_s=5.0)
 
@@ -117,6 +122,8 @@ class Relay:
         return sequence
 
     async def _relay(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        look_at_s = now_s() + self._look_s
         while True:
             ticks = self._wake.ticks
             rows = await self._log.read(self.position, self._window_max)
@@ -126,3 +133,12 @@ class Relay:
                 self._backoff.worked()
             else:
                 await self._wake.wait(ticks, self._poll_s)
+            if now_s() >= look_at_s:
+                await self._look()
+                look_at_s = now_s() + self._look_s
+
+    async def _look(self) -> None:
+        """A stream that has lost its tail is silent: without a look, that would show only with the next event."""
+        sequence = (await self._stream.last()).sequence
+        if sequence != self.position:
+            raise FencedOut(f"the stream ends at {sequence}, and was left at {self.position}")
