@@ -187,6 +187,7 @@ class SimDelivery:
         """Handled."""
         if self._acking is not None:
             self._acking(self)
+        self._consumer.let_go(self.sequence)
         self._around.faults.strike(self._around.process, "ack")
         self._tell(self._consumer.ack, self.sequence)
         self._around.faults.strike(self._around.process, "acked")
@@ -194,6 +195,7 @@ class SimDelivery:
     async def ack_confirmed(self) -> None:
         """Handled, and the server has said so; that answer, too, may get lost."""
         around = self._around
+        self._consumer.let_go(self.sequence)
         around.faults.strike(around.process, "ack")
         around.reach_bus()
         await asyncio.sleep(around.network.delay_s())
@@ -209,11 +211,13 @@ class SimDelivery:
 
     async def nak(self, delay_s: float) -> None:
         """Not handled."""
+        self._consumer.let_go(self.sequence)
         self._around.faults.strike(self._around.process, "nak")
         self._tell(self._consumer.nak, self.sequence, delay_s)
 
     async def term(self, reason: str) -> None:
         """Never again."""
+        self._consumer.let_go(self.sequence)
         self._around.faults.strike(self._around.process, "term")
         self._tell(self._consumer.term, self.sequence, reason)
 

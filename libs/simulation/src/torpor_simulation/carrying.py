@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from torpor_contracts.errors import Transient
 from torpor_eventlog.healing import Carried
 from torpor_eventlog.port import Recorded
@@ -30,6 +32,15 @@ class EventsStream:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    def truncate(self, length: int) -> None:
+        """Lose the tail, as a server that had not yet written it to its disk does."""
+        del self.rows[length:]
+
+    def change(self, position: int) -> None:
+        """Let a message be another than was put."""
+        row = self.rows[position - 1]
+        self.rows[position - 1] = replace(row, data=row.data.replace(b'"type"', b'"typo"', 1))
 
     def grown(self) -> asyncio.Future[None]:
         """Done at the next message."""

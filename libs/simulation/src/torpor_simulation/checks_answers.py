@@ -11,8 +11,8 @@ from torpor_simulation.history import History, Violation
 def answers(ledger: Ledger, history: History, copies: Mapping[str, int]) -> Iterator[Violation]:
     """Hold every answer against the log.
 
-    A command of which there were several copies may be refused once and happen another time: whoever sends it again
-    asks again. One of which there was a single copy does not happen after it was refused.
+    A command of which there were several copies at a time may be refused once and happen another time: it was sent
+    again, or taken up by a second replica when the first was slow. Any other does not happen after it was refused.
     """
     happened = {entry.row.command_id for entry in history.entries}
     for command_id, asked in ledger.asked.items():

@@ -56,6 +56,7 @@ class Consumer:
         self._attempts: dict[int, int] = {}
         self._pending: dict[int, _Pending] = {}
         self._members: list[Member] = []
+        self._in_hand: dict[int, int] = {}
         self._last_arrival_s: dict[tuple[str, str], float] = {}
         self.exhausted: list[int] = []
         """Sequences that had all their attempts; the server leaves them where they are and says so."""
@@ -92,12 +93,19 @@ class Consumer:
             if attempt > self.spec.deliveries_max:
                 self._exhaust(sequence)
                 continue
+            if self._in_hand.get(sequence):
+                # Whoever took too long over it has it still: now two are at it.
+                self._broker.count_copy(message)
             self._attempts[sequence] = attempt
             self._pending[sequence] = _Pending(attempt, self._wait(sequence))
             self._deliver(reachable[self._network.pick(len(reachable))], message, attempt)
             if self._network.chance(self._network.faults.duplicated):
                 self._broker.count_copy(message)
                 self._deliver(reachable[self._network.pick(len(reachable))], message, attempt)
+
+    def let_go(self, sequence: int) -> None:
+        """Somebody has come to an end with a delivery, whether or not the server hears of it."""
+        self._in_hand[sequence] = self._in_hand.get(sequence, 1) - 1
 
     def ack(self, sequence: int) -> None:
         """The message was handled."""
@@ -164,6 +172,7 @@ class Consumer:
 
     def _deliver(self, member: Member, message: "StoredMessage", attempt: int) -> None:
         """Messages of one subject reach one member in the order they were sent; any others overtake each other."""
+        self._in_hand[message.sequence] = self._in_hand.get(message.sequence, 0) + 1
         arrives_s = self._loop.time() + self._network.delay_s()
         key = (member.machine, message.subject.rsplit(".", 1)[-1])
         arrives_s = max(arrives_s, self._last_arrival_s.get(key, 0.0) + INSTANT_S)

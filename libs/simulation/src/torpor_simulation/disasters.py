@@ -41,6 +41,8 @@ class Disasters:
             "drain": self._drain,
             "tidying": self._tidy,
             "service-off": self._service_off,
+            "stream-truncated": self._truncate,
+            "stream-changed": self._change,
         }
 
     async def run(self) -> None:
@@ -77,6 +79,17 @@ class Disasters:
 
     async def _partition(self, host: Host, disaster: Disaster) -> None:
         await self._outage(host.host_id, disaster.lasts_s)
+
+    async def _truncate(self, _host: Host, disaster: Disaster) -> None:
+        """The server restarts without the last messages it had acknowledged; readers connect again."""
+        events = self._world.events
+        events.truncate(int(len(events.rows) * disaster.which))
+
+    async def _change(self, _host: Host, disaster: Disaster) -> None:
+        """A message rots; not the last one, at which the relay would stop and ask for an operator."""
+        events = self._world.events
+        if len(events.rows) > 1:
+            events.change(1 + int((len(events.rows) - 1) * disaster.which))
 
     async def _schedules_lost(self, _host: Host, _disaster: Disaster) -> None:
         self._world.broker.forget_schedules()

@@ -126,7 +126,10 @@ class Fleet:
         world = self._world
         around = world.surroundings(process, machine)
         self._starts += 1
-        clock, ids = SimClock(process), SimIds(f"{world.plan.seed}-{process.name}-{self._starts}")
+        clock, ids = (
+            SimClock(process, world.skew_s[machine]),
+            SimIds(f"{world.plan.seed}-{process.name}-{self._starts}"),
+        )
         bus = SimBus(world.broker, world.questions, around, clock, ids)
         log = SimLog(world.log, around, lambda: world.broker.publish_core(subjects.HINT, {}, b""))
         ports = ServicePorts(

@@ -151,7 +151,7 @@ def cursor_forgotten() -> Change:
     async def at_the_end(self: ProjectionFollower) -> int:
         await start(self)
         feed: Any = self._feed
-        last = (await feed._log.head()).position
+        last: int = (await feed._log.head()).position
         async with self._store.writing(self.name) as write:
             write.move_to(max(last, write.position))
         self._progress.move_to(last)

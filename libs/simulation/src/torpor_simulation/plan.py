@@ -10,7 +10,7 @@ from torpor_simulation.network import NetworkFaults
 
 DisasterKind = Literal[
     "crash", "bus-outage", "log-outage", "partition", "host-off", "host-gone", "machine-dies", "machine-ruined",
-    "stranger", "schedules-lost", "drain", "tidying", "service-off",
+    "stranger", "schedules-lost", "drain", "tidying", "service-off", "stream-truncated", "stream-changed",
 ]  # fmt: skip
 
 
@@ -27,7 +27,7 @@ class Disaster:
 
 @dataclass
 class Plan:
-    """A world before it begins. `trouble_s`: for how long faults may strike."""
+    """A world before it begins. `trouble_s`: for how long faults may strike; `skew_s`: how far clocks may be off."""
 
     seed: int
     hosts: int = 1
@@ -35,6 +35,7 @@ class Plan:
     sessions: int = 1
     acts: int = 3
     trouble_s: float = 60.0
+    skew_s: float = 0.0
     network: NetworkFaults = field(default_factory=NetworkFaults)
     rates: FaultRates = field(default_factory=FaultRates)
     driver: DriverFaults = field(default_factory=DriverFaults)
@@ -56,6 +57,8 @@ KINDS: tuple[tuple[DisasterKind, int], ...] = (
     ("drain", 8),
     ("tidying", 8),
     ("service-off", 12),
+    ("stream-truncated", 6),
+    ("stream-changed", 6),
 )
 
 
@@ -70,6 +73,7 @@ def draw(seed: int) -> Plan:
         sessions=chance.choice((1, 2, 2, 3)),
         acts=chance.randint(2, 6),
         trouble_s=trouble_s,
+        skew_s=chance.choice((0.0, 0.0, 0.2, 2.0)),
     )
     if chance.random() < 0.7:  # noqa: PLR2004  (so many worlds have a bad network)
         plan.network = NetworkFaults(

@@ -1,5 +1,6 @@
 """What clients do in a simulated world: sessions with lives of their own, drawn from a seed."""
 
+import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -83,8 +84,15 @@ class Workload:
 
     async def _act(self, life: SessionLife) -> None:
         await self._random.choices(
-            (self.note, self._suspend, self.resume, self._stale, self._terminate), weights=(50, 22, 22, 4, 2)
+            (self.note, self._suspend, self.resume, self._burst, self._stale, self._terminate),
+            weights=(50, 22, 22, 6, 4, 2),
         )[0](life)
+
+    async def _burst(self, life: SessionLife) -> None:
+        """Ask for several things at once, some of which exclude each other."""
+        asked = [self.resume, self.resume, self.resume, self._suspend, self.note]
+        self._random.shuffle(asked)
+        await asyncio.gather(*(ask(life) for ask in asked))
 
     async def _suspend(self, life: SessionLife) -> Reply | None:
         return await self._ask(life, SuspendSession())

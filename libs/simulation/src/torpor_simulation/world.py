@@ -1,6 +1,7 @@
 """One world: every service, its clients and its misfortunes, from a plan to the findings of the checkers."""
 
 import asyncio
+import random
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from torpor_simulation.clients import Client, Ledger, told
 from torpor_simulation.clock import SimClock, SimIds
 from torpor_simulation.disasters import Disasters
 from torpor_simulation.faults import Faults
-from torpor_simulation.fleet import Fleet
+from torpor_simulation.fleet import CORE, Fleet
 from torpor_simulation.history import Violation
 from torpor_simulation.hypervisor import Host, HostMachines, Sighting
 from torpor_simulation.network import Network
@@ -73,6 +74,9 @@ class World:
             for host_id in (f"host-{number + 1}" for number in range(plan.hosts))
         }
         self.sessions = Sessions(self.violate)
+        skews = random.Random(f"{plan.seed}-clocks")  # noqa: S311  (a seeded world)
+        self.skew_s = {machine: plan.skew_s * (skews.random() - 0.5) for machine in (CORE, *self.hosts)}
+        """How far the calendar of each machine is off."""
         self.live = LiveChecks(self.hosts, self.chunks, self.sessions, self.violate)
         self.lives: list[SessionLife] = []
         self.last_programs: dict[str, str] = {}
