@@ -38,6 +38,7 @@ class LiveChecks:
         self._machines: dict[VmId, Sighting] = {}
         self._spawned: set[tuple[str, str]] = set()
         self._died: set[VmId] = set()
+        self._existed: set[VmId] = set()
 
     @property
     def machines(self) -> Mapping[VmId, Sighting]:
@@ -72,6 +73,7 @@ class LiveChecks:
                     f"{sighting.vm_id} and {other.vm_id} are both {sighting.session_id}/{sighting.incarnation}",
                 )
         self._machines[sighting.vm_id] = sighting
+        self._existed.add(sighting.vm_id)
 
     def _spawn(self, sighting: Sighting) -> None:
         key = (str(sighting.session_id), str(sighting.exec_id))
@@ -85,8 +87,9 @@ class LiveChecks:
             case VmClaimed():
                 self.held.setdefault((event.vm_id, event.host_id), set()).update(event.resources)
             case VmStarted():
-                if event.vm_id not in self._machines:
-                    self._violate("observed", f"{event.vm_id} is said to run at {row.position} and does not exist")
+                # It may have died while the event was on its way: what was seen did happen.
+                if event.vm_id not in self._existed:
+                    self._violate("observed", f"{event.vm_id} is said to run at {row.position} and never existed")
             case VmStopped() | VmReaped() | VmSuspended():
                 self._ended(event, row)
             case VmReleased():
