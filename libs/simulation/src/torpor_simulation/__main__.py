@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
 from torpor_simulation.plan import draw
+from torpor_simulation.points import crash_at, fault_points
 from torpor_simulation.running import Outcome, run_seed, run_seeds, run_world
 
 FAILURES_SHOWN_MAX: Final = 10
@@ -26,12 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--worlds", type=int, default=2000)
     run.add_argument("--first-seed", type=int, default=1)
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    points = commands.add_parser("points", help="tell one story again and again, with a crash at each fault point")
+    points.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     one = commands.add_parser("seed", help="run one world again")
     one.add_argument("seed", type=int)
     one.add_argument("--trace", action="store_true", help="print everything that happens in it")
     chosen = parser.parse_args(arguments)
     if chosen.command == "seed":
         return _replay(chosen.seed, trace=chosen.trace)
+    if chosen.command == "points":
+        return _crash_everywhere(max(1, chosen.jobs))
     return _run(range(chosen.first_seed, chosen.first_seed + chosen.worlds), max(1, chosen.jobs))
 
 
@@ -56,6 +61,19 @@ def _run(seeds: range, jobs: int) -> int:
     )
     if failed:
         _say("seeds: " + " ".join(str(outcome.seed) for outcome in failed[:100]))
+    return 1 if failed else 0
+
+
+def _crash_everywhere(jobs: int) -> int:
+    clean, points = fault_points()
+    _say(f"the clean run passed {len(points)} points and broke {len(clean.violations)} laws")
+    failed = len(clean.violations)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for point, outcome in zip(points, pool.map(crash_at, points, chunksize=SHARE), strict=True):
+            if outcome.violations:
+                failed += 1
+                _say(f"a crash of {point.program} at point {point.number}, {point.name}: {outcome.violations[0]}")
+    _say(f"{len(points)} crashes, {failed} of them broke a law")
     return 1 if failed else 0
 
 

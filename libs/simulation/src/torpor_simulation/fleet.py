@@ -43,8 +43,6 @@ CORE: Final = "core"
 """The machine that all services but the vm-hosts run on."""
 
 IDLE_LOOK_S: Final = 6.0
-RELAY_POLL_S: Final = 4.0
-SIGN_EVERY_S: Final = 15.0
 SCHEDULER: Final = SchedulerSettings.model_validate(
     {
         "host_lost_after_s": 8.0,
@@ -60,16 +58,19 @@ SCHEDULER: Final = SchedulerSettings.model_validate(
         "suspend_backoff_s_max": 20.0,
     }
 )
-VM_HOST: Final = {
-    "heartbeat_s": 2.0,
-    "look_every_s": 2.0,
-    "claim_s_max": 40.0,
-    "driver_look_s": 5.0,
-    "driver_start_s": 10.0,
-    "driver_checkpoint_s": 10.0,
-    "driver_destroy_s": 5.0,
-    "exec_grace_s": 10.0,
-}
+VM_HOST: Final = VmHostSettings.model_validate(
+    {
+        "heartbeat_s": 2.0,
+        "look_every_s": 2.0,
+        "claim_s_max": 40.0,
+        "driver_look_s": 5.0,
+        "driver_start_s": 10.0,
+        "driver_checkpoint_s": 10.0,
+        "driver_destroy_s": 5.0,
+        "exec_grace_s": 10.0,
+    }
+)
+LOG_RELAY: Final = LogRelaySettings.model_validate({"data_dir": ".", "poll_s": 4.0, "sign_every_s": 15.0})
 SNAPSHOT_STORE: Final = SnapshotStoreSettings(finish_every_s=6.0)
 CAPACITY: Final = HostCapacity(vcpus=3, memory_mib=1024, disk_mib=4096, vms_max=3)
 BILLING: Final = BillingSettings()
@@ -163,7 +164,7 @@ class Fleet:
         return snapshot_store.build(SNAPSHOT_STORE, ports, chunks)
 
     def _vm_host(self, host: Host) -> Main:
-        settings = VmHostSettings.model_validate({**VM_HOST, "host_id": host.host_id})
+        settings = VM_HOST.model_copy(update={"host_id": host.host_id})
 
         async def main(process: Process) -> None:
             ports, hosting = self.ports(process, host.host_id, self.views[host.host_id])
@@ -180,9 +181,7 @@ class Fleet:
     async def _log_relay(self, process: Process) -> None:
         ports, hosting = self.ports(process, CORE, self.views["log-relay"])
         world = self._world
-        settings = LogRelaySettings.model_validate(
-            {"data_dir": world.scratch / "log-relay", "poll_s": RELAY_POLL_S, "sign_every_s": SIGN_EVERY_S}
-        )
+        settings = LOG_RELAY.model_copy(update={"data_dir": world.scratch / "log-relay"})
 
         async def newest() -> str | None:
             heads = list(world.broker.streams["HEADS"].messages.values())

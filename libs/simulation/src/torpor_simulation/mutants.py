@@ -13,7 +13,7 @@ from torpor_simulation.mutations import Change
 from torpor_simulation.plan import Disaster, Plan, draw
 from torpor_simulation.running import Outcome, run_world
 
-SEEDS_MAX: Final = 60
+SEEDS_MAX: Final = 150
 """How many worlds a mutant may survive."""
 
 
@@ -61,11 +61,21 @@ def without_store(seed: int) -> Plan:
     return plan
 
 
+def restless(seed: int) -> Plan:
+    """A world in which machines come and go, and word of them is late."""
+    plan = draw(seed)
+    plan.hosts = 2
+    plan.network.slow, plan.network.slow_s = 0.3, 8.0
+    plan.driver.start_failed = 0.4
+    return plan
+
+
 def crowded(seed: int) -> Plan:
     """A world with two schedulers, slow and forgetful enough to race for the same sessions."""
     plan = draw(seed)
-    plan.schedulers = 2
-    plan.network.duplicated = 0.2
+    plan.schedulers, plan.sessions, plan.acts = 2, 2, 8
+    plan.network.duplicated = 0.4
+    plan.network.slow, plan.network.slow_s = 0.2, 0.05
     return plan
 
 
@@ -81,10 +91,19 @@ MUTANTS: Final = {
         _mutant(mutations.answered_before_append, "receipt-true", "acked-unrecorded"),
         _mutant(mutations.started_twice, "notes", "unasked", "lost-truly", "exec-once", "one-live-vm", plan=crowded),
         _mutant(mutations.acquired_before_claim, "claimed-first"),
-        _mutant(mutations.incarnation_ignored, "lost-truly", "as-asked", "legal", "broken", "woken", "settles"),
+        _mutant(
+            mutations.incarnation_ignored,
+            "lost-truly",
+            "as-asked",
+            "legal",
+            "broken",
+            "woken",
+            "settles",
+            plan=restless,
+        ),
         _mutant(mutations.incarnation_reused, "incarnations", "one-live-vm", "one-running", "broken"),
-        _mutant(mutations.cursor_forgotten, "views", "settles", "billing"),
-        _mutant(mutations.position_before_rows, "views", "settles", "billing", "broken"),
+        _mutant(mutations.cursor_forgotten, "views", "settles", "billing", "dead-letters", "broken"),
+        _mutant(mutations.position_before_rows, "views", "settles", "billing", "dead-letters", "broken"),
         _mutant(mutations.exec_unrecorded, "exec-once"),
         _mutant(mutations.destroyed_before_registered, "unasked", "restorable", plan=without_store),
         _mutant(mutations.released_unseen, "released-after", "observed"),

@@ -81,6 +81,7 @@ def run_seed(seed: int) -> Outcome:
 
 def run_seeds(seeds: Sequence[int]) -> list[Outcome]:
     """Run the worlds of these seeds, one after the other; for a worker process."""
+    gc.freeze()  # what is imported stays: collecting after each world need not look at it
     outcomes = []
     for seed in seeds:
         outcomes.append(run_seed(seed))
