@@ -39,8 +39,8 @@ class QemuKit(DriverKit):
             library,
             self.root / "vms",
             library.cache.parent / "templates",
-            lambda: ids.new("epoch"),
-            lambda _: None,
+            new_epoch=lambda: ids.new("epoch"),
+            progress=lambda _: None,
         )
         self._drivers.append(driver)
         return driver

@@ -87,6 +87,7 @@ class QemuDriver(GuestPrograms):
         images: ImageLibrary,
         root: Path,
         cache: Path,
+        *,
         new_epoch: Callable[[], str],
         progress: Callable[[str], None],
     ) -> None:

@@ -57,9 +57,10 @@ class GuestChannel:
 
         Raises `DriverError("guest-silent")` when the agent does not answer in time.
         """
-        deadline = time.monotonic() + timeout_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         while True:
-            left = deadline - time.monotonic()
+            left = deadline - clock()
             if left <= 0:
                 raise DriverError("guest-silent", f"the guest's agent did not answer for {timeout_s} s", retryable=True)
             header = {**msgspec.to_builtins(identity), "clock_ns": time.time_ns()}

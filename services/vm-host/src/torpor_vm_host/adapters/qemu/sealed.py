@@ -30,13 +30,17 @@ def seal(source: Path, digest: str, name: str) -> int:
                 if data != ZEROS[: len(data)]:
                     _write(descriptor, data, at)
                 at += len(data)
-        if hasher.hexdigest() != digest:
-            raise ValueError(f"{source} has the digest {hasher.hexdigest()}, not {digest}")
+        _must_be(source, hasher.hexdigest(), digest)
         fcntl.fcntl(descriptor, F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _must_be(source: Path, found: str, digest: str) -> None:
+    if found != digest:
+        raise ValueError(f"{source} has the digest {found}, not {digest}")
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:

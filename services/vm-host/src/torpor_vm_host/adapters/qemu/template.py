@@ -82,12 +82,16 @@ def open_template(folder: Path, image: Image) -> Template:
     info = msgspec.json.decode((folder / "template.json").read_bytes(), type=TemplateInfo)
     try:
         for name in ("devices", "disk.qcow2", "empty.qcow2"):
-            if digest_of(folder / name) != info.digests[name]:
-                raise ValueError(f"{folder / name} is not what it was")
+            _must_be_what_it_was(folder / name, info.digests[name])
         memory = seal(folder / "memory", info.digests["memory"], f"torpor-{info.key[:12]}")
     except (OSError, ValueError, KeyError) as error:
         raise DriverError("template-corrupt", f"{error}; remove {folder}: it is made anew", retryable=False) from error
     return Template(folder, info, memory, image)
+
+
+def _must_be_what_it_was(path: Path, digest: str) -> None:
+    if digest_of(path) != digest:
+        raise ValueError(f"{path} is not what it was")
 
 
 def digest_of(path: Path) -> str:
@@ -104,7 +108,7 @@ async def make_template(
     folder = cache / f"{image.info.name}-{key[:16]}"
     if (folder / "template.json").is_file():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240  (microseconds, before a boot of seconds)
     progress(f"template {image.info.name}: first boot ({machine.vcpus} vCPU, {machine.memory_mib} MiB)")
     with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as scratch:
         work = Path(scratch)
