@@ -156,7 +156,7 @@ async def test_a_plain_client_is_refused_in_words(world: World) -> None:
         ("cmd.default.scheduler.terminate-session.ses-1", b'{"why":1}', {}, "malformed-command"),
         ("cmd.default.scheduler.terminate-session.ses-1", b"x" * 300_000, {}, "payload-too-large"),
         ("cmd.default.scheduler.fly-session.ses-1", b"{}", {}, "unknown-command"),
-        ("cmd.default.scheduler.terminate-session.SES", b"{}", {}, None),
+        ("cmd.default.scheduler.terminate-session.SES", b"{}", {}, "illegal-subject"),
         ("cmd.default.scheduler.terminate-session.ses-1", b"{}", {"ce-id": "a b"}, "illegal-command-id"),
     ):
         await world.client.client.jetstream().publish(

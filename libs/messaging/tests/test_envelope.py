@@ -19,6 +19,19 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TEXT = st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable())
 
 
+def test_a_command_that_holds_no_text_is_refused_before_it_is_sent() -> None:
+    outgoing = OutgoingCommand(
+        tenant_id=TenantId("default"),
+        service="scheduler",
+        target="ses-1",
+        command=ExecSession(exec_id=ExecId("exe-1"), program=ExecSpec(argv=["echo", "\udcff"])),
+        command_id=CommandId("c-1"),
+    )
+    with pytest.raises(Rejected) as refused:
+        envelope.encode_command(outgoing, "torpor/test", NOON)
+    assert refused.value.code == "malformed-command"
+
+
 def row(**changes: Any) -> Recorded:
     fields: dict[str, Any] = {
         "position": 12,

@@ -172,3 +172,20 @@ def test_the_doctor_says_what_keeps_the_whole_from_starting(tmp_path: Path) -> N
     assert done.returncode == 1
     assert set(broken) == {"nats-server", "postgresql"}
     assert all(broken.values())
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["version", "--json"]])
+def test_an_output_that_cannot_be_written_is_said_without_a_traceback(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([TORPOR, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_closed_output_is_no_reason_to_fail(stream: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" version {stream}>&-', TORPOR], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,10 @@
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,27 @@ def test_a_preparation_that_dies_is_told_with_its_last_words(start: Callable[...
     said = whole.until("error")
     assert "no ink" in said["message"]
     assert whole.process.wait(20) == 1
+
+
+def test_a_server_that_stores_nothing_any_more_is_started_again(start: Callable[..., Whole]) -> None:
+    stuck = "[7] 2026/11/30 20:34:34.159737 [ERR] JetStream failed to store a msg on stream 'A > B': no space left"
+    whole = start(server=f"print({stuck!r}, flush=True)\n{FOR_EVER}", alpha=FOR_EVER)
+    whole.until("ready")
+    before = whole.process_named("server")
+    assert whole.until("stuck")["process"] == "server"
+    assert whole.until("ended")["exit_code"] == -signal.SIGKILL
+    whole.until("started")
+    assert whole.process_named("server").pid != before.pid
+    assert whole.process_named("alpha").restarts == 0
+
+
+def test_a_lost_run_file_is_written_again(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER)
+    whole.until("ready")
+    before = whole.run()
+    whole.data.run_file.unlink()
+    give_up_at = time.monotonic() + 20
+    while not whole.data.run_file.exists():
+        assert time.monotonic() < give_up_at
+        select.select([], [], [], 0.05)
+    assert whole.run() == before

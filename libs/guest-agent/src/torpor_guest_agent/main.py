@@ -6,6 +6,7 @@ Requests are `{"op", "id", …}`; each is answered once with `{"re": id, "ok": t
 """
 
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,9 @@ class Agent:
     """Answers the host's requests."""
 
     def __init__(self, channel: int | socket.socket, myself: Self) -> None:
+        # Programs inherit what is ignored, and whoever started the agent may have ignored any of these.
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
         self._loop = Loop(channel)
         self._self = myself
         self._programs = Programs(self._loop)

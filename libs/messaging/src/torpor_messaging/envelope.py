@@ -69,7 +69,14 @@ def percent_decode(text: str) -> str:
 def encode_command(outgoing: OutgoingCommand, source: str, now: datetime) -> Message:
     """A command as it is published; `source` names the sender."""
     tag = str(outgoing.command.__struct_config__.tag)
-    data = msgspec.json.encode(outgoing.command)
+    try:
+        data = msgspec.json.encode(outgoing.command)
+    except UnicodeEncodeError as error:
+        raise Rejected(
+            "malformed-command",
+            f"{tag} holds what is no Unicode text: {error}",
+            "send bytes that are no text by stdin, or in a file",
+        ) from error
     if len(data) > COMMAND_BYTES_MAX:
         raise _too_large(len(data))
     headers = {

@@ -64,6 +64,7 @@ def write_configuration(
     lines = [
         f"server_name: {_quoted(settings.name)}",
         f"listen: {_quoted(f'{settings.host}:{settings.port}')}",
+        "logtime_utc: true",
         *([f"http: {_quoted(f'{settings.host}:{settings.http_port}')}"] if settings.http_port is not None else []),
         *([f"pid_file: {_quoted(str(settings.pid_file))}"] if settings.pid_file is not None else []),
         "jetstream {",

@@ -25,6 +25,7 @@ def main() -> None:
 
 def run(tokens: Sequence[str]) -> int:
     """Carry out one command line; the exit code."""
+    _open_what_is_closed()
     try:
         code = _carried_out(tokens)
         sys.stdout.flush()
@@ -34,7 +35,19 @@ def run(tokens: Sequence[str]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        # A full disk under our output: the error itself cannot be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"torpor: the output cannot be written: {error.strerror}\n  free some space where it goes\n")
+        return REFUSED
     return code
+
+
+def _open_what_is_closed() -> None:
+    """Whoever starts us may have closed our output; then Python has none at all, and writing fails oddly."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  (for as long as we run)
 
 
 def _carried_out(tokens: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ VERSION_MIN: Final = (2, 15, 0)
 """Message schedules and what else the streams rest on."""
 BINARY_VARIABLE: Final = "TORPOR_NATS_SERVER"
 _HOST: Final = "127.0.0.1"
+_PORT_MAX: Final = 65_535
 
 
 def find_server() -> Path:
@@ -66,6 +67,8 @@ def check_version(binary: Path) -> str:
 def choose_port(data: DataDir, wanted: int) -> int:
     """The port given, if it is free; else the one that this whole had before (its clients find it again); else any."""
     if wanted:
+        if not 0 < wanted <= _PORT_MAX:
+            raise CannotStart("port-illegal", f"{wanted} is no port", f"choose one of 1 to {_PORT_MAX}, or 0 for any")
         if not _is_free(wanted):
             raise CannotStart(
                 "port-busy", f"port {wanted} of {_HOST} is taken", "leave --nats-port out, or choose another"

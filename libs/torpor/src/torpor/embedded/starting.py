@@ -49,7 +49,7 @@ def _said_well(data: DataDir) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise CannotStart("disk-full", f"the disk of {data.root} is full", "free some space") from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}:
             where = error.filename or data.root
             raise CannotStart(
                 "not-writable",

@@ -20,6 +20,7 @@ from torpor.embedded.layout import DataDir
 from torpor.embedded.process_table import TICKS_PER_S
 from torpor.embedded.restarting import RestartRule
 from torpor.embedded.runfile import Run, RunningProcess
+from torpor.embedded.store_watch import StoreWatch
 from torpor.embedded.supervised import ProcessSpec, Supervised
 from torpor.errors import CannotStart
 
@@ -59,6 +60,7 @@ class Supervisor:
         self._arrange = arrange
         self._rule = rule or RestartRule()
         self._server: list[Supervised] = []
+        self._store: StoreWatch | None = None
         self._services: list[Supervised] = []
         self._wanted: list[Supervised] = []
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,6 +132,8 @@ class Supervisor:
 
     def _pause_ms(self, deadline_s: float) -> float:
         due = [self._trim_due_s]
+        if self._store is not None:
+            due.append(self._store.due_s)
         if not self._ready:
             due.append(deadline_s)
         due += [s.state.due_at_s for s in self._wanted if s.running is None and s.state.due_at_s is not None]
@@ -150,7 +154,23 @@ class Supervisor:
             name = supervised.spec.name
             self._console.say("started", f"torpor up: {name} is started again", process=name)
         self._trim_logs()
+        self._keep_right()
         return False
+
+    def _keep_right(self) -> None:
+        """Put back a lost run file; end a server whose streams stopped storing, to be started as after any end."""
+        if self._store is None or time.monotonic() < self._store.due_s:
+            return
+        if not self._data.run_file.exists():
+            self._publish()
+        if not self._store.wants_restart():
+            return
+        for server in self._server:
+            name = server.spec.name
+            text = f"torpor up: the streams of {name} stopped storing, and there is room: starting it again"
+            self._console.say("stuck", text, process=name)
+            # Killed, as what it holds cannot be written any more; all that counts is in the log.
+            server.signal(signal.SIGKILL)
 
     def _reaped(self, supervised: Supervised) -> bool:
         code = supervised.ended()
@@ -214,6 +234,7 @@ class Supervisor:
             case "configured":
                 server, services = self._arrange(self._run, step)
                 self._server = [Supervised(server, self._rule)]
+                self._store = StoreWatch(server.log, self._data.root)
                 self._services = [Supervised(spec, self._rule) for spec in services]
                 self._want(self._server)
             case "streams":

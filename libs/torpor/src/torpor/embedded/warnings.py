@@ -14,6 +14,8 @@ _LINE: Final = re.compile(
     r'time=(?P<time>[0-9T:-]{19})\.\d+Z level=(?:warning|error|critical) .*?message="(?P<message>(?:[^"\\]|\\.)*)"'
 )
 
+_SERVER_LINE: Final = re.compile(r"\[\d+\] (?P<time>\d{4}/\d\d/\d\d [0-9:]{8})\.\d+ \[(?:ERR|FTL)\] (?P<message>.*)")
+
 
 def recent_warnings(data: DataDir, within_s: float = RECENT_S) -> dict[str, str]:
     """The last warning of each process that has given one within so many seconds."""
@@ -21,10 +23,11 @@ def recent_warnings(data: DataDir, within_s: float = RECENT_S) -> dict[str, str]
     oldest_s = time.time() - within_s
     for log in sorted(data.logs.glob("*.log")):
         for line in reversed(last_lines(log, _LINES_MAX)):
-            said = _LINE.match(line)
+            said = _LINE.match(line) or _SERVER_LINE.match(line)
             if said is None:
                 continue
-            if timegm(time.strptime(said["time"], "%Y-%m-%dT%H:%M:%S")) >= oldest_s:
+            instant = said["time"].replace("/", "-").replace(" ", "T")
+            if timegm(time.strptime(instant, "%Y-%m-%dT%H:%M:%S")) >= oldest_s:
                 found[log.stem] = re.sub(r"\\(.)", r"\1", said["message"].replace("\\n", " "))
             break
     return found
