@@ -1,12 +1,12 @@
 """Named points of a run, and the parts of a vm-host's surroundings that pass them: where tests let it die or fail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torpor_chunks.memory import MemoryChunks
-from torpor_chunks.port import StoredPart, StoreUnavailable
+from torpor_chunks.port import PackAddress, PartSource, Stored, StoreUnavailable
 from torpor_contracts.errors import Transient
-from torpor_contracts.ids import ExecId, VmId
+from torpor_contracts.ids import ExecId, TenantId, VmId
 from torpor_contracts.replies import Receipt
 from torpor_contracts.session import ExecSpec
 from torpor_eventlog.memory import MemoryDatabase, MemoryLog
@@ -97,9 +97,9 @@ class PointedChunks(MemoryChunks):
         super().__init__()
         self._points = points
 
-    async def put(self, file: Path) -> StoredPart:
+    async def put(self, tenant_id: TenantId, parts: Sequence[PartSource], *, onto: PackAddress | None = None) -> Stored:
         self._points.reach("put")
-        return await super().put(file)
+        return await super().put(tenant_id, parts, onto=onto)
 
 
 class StickyWorkspace(DirectoryWorkspace):

@@ -1,17 +1,28 @@
 """A snapshot store over a real chunk store and a log in memory."""
 
 import itertools
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tests.support.fakes import Outside
 from tests.support.points import PointedLog, Points
 from tests.support.vm_host_world import fold_view
-from torpor_chunks.directory import DirectoryChunks
+from torpor_chunks.locations import default_key_file, default_url
+from torpor_chunks.master_keys import make_master_keys
+from torpor_chunks.object_storage import open_objects
 from torpor_chunks.offload import inline
-from torpor_contracts.checkpoint import CheckpointManifest, CheckpointPart, FreeCheckpoint, RegisterCheckpoint
+from torpor_chunks.port import Inspected, PackAddress, PartSource
+from torpor_chunks.store import PackStore
+from torpor_contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointPack,
+    CheckpointPart,
+    FreeCheckpoint,
+    RegisterCheckpoint,
+)
 from torpor_contracts.ids import CheckpointId, CommandId, HostId, SessionId, TenantId
 from torpor_contracts.replies import Receipt
 from torpor_contracts.session import SessionSuspended, SessionTerminated
@@ -25,51 +36,64 @@ from torpor_snapshot_store.settings import SnapshotStoreSettings
 ACME = TenantId("acme")
 
 
-class PointedStore(DirectoryChunks):
-    """The chunk store, with a point before each deletion and after each verification."""
+class PointedStore(PackStore):
+    """The chunk store, with a point before each deletion and after each look at what is to be recorded."""
 
     points: Points
 
-    async def delete(self, digest: str) -> bool:
+    async def delete(self, tenant_id: TenantId, address: str) -> bool:
         self.points.reach("delete")
-        return await super().delete(digest)
+        return await super().delete(tenant_id, address)
 
-    async def verify(self, digest: str, size_bytes: int) -> None:
-        await super().verify(digest, size_bytes)
-        self.points.reach("verified")
+    async def inspect(self, tenant_id: TenantId, address: str) -> Inspected:
+        found = await super().inspect(tenant_id, address)
+        self.points.reach("inspected")
+        return found
+
+
+class Put(NamedTuple):
+    """What a host puts and then registers."""
+
+    parts: list[CheckpointPart]
+    packs: list[CheckpointPack]
 
 
 class StoreWorld:
     """Everything a snapshot store lives on, and a host that puts parts. Views are folded when a test says so."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
         self.points = Points()
         self.outside = Outside(PointedLog(MemoryDatabase(), self.points))
-        self.chunks = PointedStore(root / "store", offload=inline)
+        objects = open_objects(default_url(root))
+        self.chunks = PointedStore(objects, make_master_keys(default_key_file(root)), inline)
         self.chunks.points = self.points
-        self.service = assembly.build(SnapshotStoreSettings(), self.outside.ports(), self.chunks)
+        self.settings = SnapshotStoreSettings(**settings)
+        self.service = assembly.build(self.settings, self.outside.ports(), self.chunks)
         self._numbers = itertools.count(1)
 
-    async def put(self, *contents: bytes) -> list[CheckpointPart]:
-        """Put parts as a host would."""
-        parts = []
-        for kind, content in zip(("memory", "devices", "disk"), contents, strict=True):
+    async def put(self, *contents: bytes, onto: Put | None = None, tenant_id: TenantId = ACME) -> Put:
+        """Put memory, devices and disk as a host would."""
+        sources = []
+        for name, content in zip(("memory", "devices", "disk"), contents, strict=True):
             path = self.root / f"part-{next(self._numbers)}"
             path.write_bytes(content)
-            stored = await self.chunks.put(path)
-            parts.append(
-                CheckpointPart(
-                    kind=kind,  # type: ignore[arg-type]
-                    digest=stored.digest,
-                    size_bytes=stored.size_bytes,
-                    unique_bytes=stored.unique_bytes,
-                )
+            sources.append(PartSource(name=name, path=path))
+        before = None if onto is None else PackAddress(onto.packs[0].address)
+        stored = await self.chunks.put(tenant_id, sources, onto=before)
+        parts = [
+            CheckpointPart(
+                kind=part.name,  # type: ignore[arg-type]
+                digest=part.digest,
+                size_bytes=part.size_bytes,
+                unique_bytes=part.unique_bytes,
             )
-        return parts
+            for part in stored.parts
+        ]
+        return Put(parts, [CheckpointPack(address=one.address, size_bytes=one.size_bytes) for one in stored.packs])
 
     async def register(
-        self, checkpoint_id: str, parts: list[CheckpointPart], parent: str | None = None, **envelope: Any
+        self, checkpoint_id: str, put: Put, parent: str | None = None, **envelope: Any
     ) -> Receipt | None:
         """Register a checkpoint of session `s-1`."""
         manifest = CheckpointManifest(
@@ -77,17 +101,20 @@ class StoreWorld:
             incarnation=1,
             parent_id=None if parent is None else CheckpointId(parent),
             fingerprint="simulated-1",
-            parts=parts,
+            parts=put.parts,
+            packs=put.packs,
         )
         return await self.command(
             checkpoint_id, RegisterCheckpoint(host_id=HostId("host-a"), manifest=manifest), **envelope
         )
 
-    async def kept(self, checkpoint_id: str, *contents: bytes, parent: str | None = None) -> list[CheckpointPart]:
+    async def kept(
+        self, checkpoint_id: str, *contents: bytes, parent: str | None = None, onto: Put | None = None
+    ) -> Put:
         """Put and register."""
-        parts = await self.put(*contents)
-        assert await self.register(checkpoint_id, parts, parent) is not None
-        return parts
+        put = await self.put(*contents, onto=onto)
+        assert await self.register(checkpoint_id, put, parent) is not None
+        return put
 
     async def free(self, checkpoint_id: str, **envelope: Any) -> Receipt | None:
         """Free a checkpoint."""
@@ -146,6 +173,16 @@ class StoreWorld:
         """The newest event of a stream."""
         return decode_event((await self.outside.log.load(stream))[-1])
 
+    async def background(self, name: str) -> None:
+        """Run a background route once."""
+        (route,) = [route for route in self.service.background if route.name == name]
+        await route.run()
+
+    async def sweep(self) -> None:
+        """Go round the whole store once."""
+        for _ in range(len(await self.chunks.tenants()) + 1):
+            await self.background("sweeping")
+
     async def fold(self) -> None:
         """Bring the view up to the log."""
         await fold_view(self.outside.log, self.outside.views, self.service.projections)
@@ -155,11 +192,17 @@ class StoreWorld:
         (route,) = [route for route in self.service.queries if route.type == type_]
         return await route.handle(TenantId(tenant_id), target, parameters)
 
-    def parts(self) -> int:
-        """How many parts the chunk store holds."""
-        return sum(path.is_file() for path in (self.root / "store" / "sha256").rglob("*"))
+    def packs(self) -> int:
+        """How many packs the chunk store holds."""
+        return sum(path.is_file() for path in (self.root / "chunks").rglob("pack-*"))
 
-    def path_of(self, part: CheckpointPart) -> Path:
-        """The file that holds a part."""
-        (path,) = (self.root / "store" / "sha256").rglob(part.digest.removeprefix("sha256:"))
+    def path_of(self, put: Put) -> Path:
+        """The file that is a put's own pack."""
+        (path,) = (self.root / "chunks").rglob(put.packs[0].address)
         return path
+
+    def make_old(self, put: Put, age_s: float) -> None:
+        """Let a put's own pack have been put so long ago."""
+        path = self.path_of(put)
+        put_at = path.stat().st_mtime - age_s
+        os.utime(path, (put_at, put_at))

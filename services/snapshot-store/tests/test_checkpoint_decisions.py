@@ -12,6 +12,7 @@ from torpor_contracts.checkpoint import (
     CheckpointFreed,
     CheckpointFreeStarted,
     CheckpointManifest,
+    CheckpointPack,
     CheckpointPart,
     CheckpointRecorded,
     CheckpointReferenced,
@@ -34,8 +35,11 @@ def part(kind: Any = "memory", digit: str = "0") -> CheckpointPart:
 
 
 PARTS = [part("memory", "1"), part("devices", "2"), part("disk", "3")]
-MANIFEST = CheckpointManifest(session_id=SessionId("s-1"), incarnation=1, parent_id=None, fingerprint="f", parts=PARTS)
-OF_CHILD = msgspec.structs.replace(MANIFEST, parent_id=CKP, incarnation=2)
+PACK, PACK_OF_CHILD = (CheckpointPack(address=f"pack-{digit * 32}", size_bytes=9) for digit in "ab")
+MANIFEST = CheckpointManifest(
+    session_id=SessionId("s-1"), incarnation=1, parent_id=None, fingerprint="f", parts=PARTS, packs=[PACK]
+)
+OF_CHILD = msgspec.structs.replace(MANIFEST, parent_id=CKP, incarnation=2, packs=[PACK_OF_CHILD, PACK])
 
 
 def fold(events: Events) -> dict[str, CheckpointState]:
@@ -106,6 +110,16 @@ def test_a_parent_must_be_there_ones_own_and_kept() -> None:
 def test_a_manifest_binds_one_part_of_each_kind(parts: list[CheckpointPart]) -> None:
     manifest = msgspec.structs.replace(MANIFEST, parts=parts)
     assert code(lambda: domain.check_manifest(manifest)) == "manifest-incomplete"
+
+
+def test_a_checkpoint_shares_with_its_parent_only() -> None:
+    """What nobody records as held could be freed at any moment."""
+    orphan = msgspec.structs.replace(OF_CHILD, parent_id=None)
+    assert code(lambda: domain.register(fold([]), CHILD, ACME, orphan, stored_bytes=9, now=NOW)) == "manifest-illegal"
+    other = msgspec.structs.replace(OF_CHILD, packs=[*OF_CHILD.packs, CheckpointPack(address="pack-c", size_bytes=1)])
+    assert code(lambda: register(fold(KEPT), other)) == "manifest-illegal"
+    nothing = msgspec.structs.replace(MANIFEST, packs=[])
+    assert code(lambda: domain.check_manifest(nothing)) == "manifest-incomplete"
 
 
 @pytest.mark.parametrize("change", [{"incarnation": 0}, {"fingerprint": ""}])

@@ -89,11 +89,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     settings = VmHostSettings()
     assert (settings.host_id, settings.driver) == ("host-7", "simulated")
     assert settings.vms_directory() == tmp_path / "vm-host" / "host-7"
-    assert settings.chunks_root() == tmp_path / "chunks"
+    assert settings.store_url() == f"file://{tmp_path}/chunks"
+    assert settings.key_file() == tmp_path / "keys" / "chunks.key"
     found = HostCapacity(vcpus=8, memory_mib=1, disk_mib=2, vms_max=4)
     assert settings.offered(found) == HostCapacity(vcpus=3, memory_mib=1, disk_mib=2, vms_max=4)
-    monkeypatch.setenv("TORPOR_CHUNKS_DIRECTORY", "/elsewhere")
-    assert VmHostSettings().chunks_root() == Path("/elsewhere")
+    monkeypatch.setenv("TORPOR_CHUNKS_URL", "s3://bucket/torpor")
+    monkeypatch.setenv("TORPOR_CHUNKS_KEY_FILE", "/run/secrets/chunks.key")
+    settings = VmHostSettings()
+    assert (settings.store_url(), settings.key_file()) == ("s3://bucket/torpor", Path("/run/secrets/chunks.key"))
 
 
 @pytest.mark.parametrize(

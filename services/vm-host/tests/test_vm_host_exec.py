@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.vm_host_world import HostWorld, exec_vm, in_virtual_time, stop_vm
+from tests.support.vm_host_world import TENANT, HostWorld, exec_vm, in_virtual_time, stop_vm
 from torpor_contracts.errors import Rejected, Transient
 from torpor_contracts.vm import VmExecEnded, VmExecStarted
 
@@ -219,7 +219,9 @@ def test_dying_while_an_end_is_recorded_records_it_once(tmp_path: Path, point: s
         await world.look()
         assert (await world.tags()).count("vm-exec-ended") == 1
         await world.command(world.suspend_vm())
-        memory = next(content for content in world.chunks.parts.values() if b'"type":"memory"' in content)
+        (address,) = [address for _, address in world.chunks.packs]
+        memory = world.chunks.content(TENANT, address, "memory")
+        assert memory is not None
         assert b"x-1" not in memory, "what is recorded is not carried into the checkpoint"
 
     in_virtual_time(scenario)

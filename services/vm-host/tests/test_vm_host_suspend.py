@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.vm_host_world import CKP, HostWorld, S, claimed_resources, exec_vm, in_virtual_time
+from tests.support.vm_host_world import CKP, TENANT, HostWorld, S, claimed_resources, exec_vm, in_virtual_time
 from torpor_chunks.port import NoSpace
 from torpor_contracts.checkpoint import CheckpointRecorded, FreeCheckpoint, RegisterCheckpoint
 from torpor_contracts.errors import Rejected
@@ -192,7 +192,7 @@ def test_without_room_in_the_store_the_machine_runs_on(tmp_path: Path) -> None:
         def full() -> None:
             raise NoSpace("the disk is full")
 
-        world.points.plan("put", full, after=1)
+        world.points.plan("put", full)
         failed = await not_suspended(world)
         assert failed.code == "no-space"
         assert await world.tags(CKP) == []
@@ -289,14 +289,15 @@ async def refused(world: HostWorld, **changes: Any) -> VmStartFailed:
 def test_a_flipped_byte_is_found_before_anything_runs_and_the_rest_stays(tmp_path: Path, kind: str, where: int) -> None:
     async def scenario() -> None:
         world = await suspended(tmp_path)
-        digest = next(key for key, part in world.chunks.parts.items() if f'"type":"{kind}"'.encode() in part)
-        whole = world.chunks.parts[digest]
+        (address,) = [address for _, address in world.chunks.packs]
+        whole = world.chunks.content(TENANT, address, kind)
+        assert whole is not None
         damaged = bytearray(whole)
         damaged[where] ^= 1
-        world.chunks.parts[digest] = bytes(damaged)
+        world.chunks.change(TENANT, address, kind, bytes(damaged))
         failed = await refused(world)
         assert (failed.code, failed.retryable) == ("checkpoint-part-corrupt", False)
-        world.chunks.parts[digest] = whole
+        world.chunks.change(TENANT, address, kind, whole)
         await world.command(world.start_vm(3, checkpoint_id=CKP), "vm-3")
         assert await counted(world, "vm-3", 3) == 2
 
@@ -306,8 +307,8 @@ def test_a_flipped_byte_is_found_before_anything_runs_and_the_rest_stays(tmp_pat
 def test_a_missing_part_is_a_final_failure(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = await suspended(tmp_path)
-        digest = next(iter(world.chunks.parts))
-        del world.chunks.parts[digest]
+        (address,) = [address for _, address in world.chunks.packs]
+        await world.chunks.delete(TENANT, address)
         failed = await refused(world)
         assert (failed.code, failed.retryable) == ("checkpoint-part-missing", False)
 

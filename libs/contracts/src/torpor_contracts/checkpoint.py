@@ -9,7 +9,10 @@ from torpor_contracts.ids import CheckpointId, HostId, SessionId, TenantId
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a checkpoint. `digest` is `sha256:<hex>` of its bytes; `unique_bytes` is what putting it added."""
+    """One file of a checkpoint. `digest` is `sha256:<hex>` of its bytes.
+
+    `unique_bytes` is what putting it added to the store: of its chunks those that were new, compressed and sealed.
+    """
 
     kind: Literal["memory", "devices", "disk"]
     digest: str
@@ -17,20 +20,37 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unique_bytes: int
 
 
-class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What binds one memory image, one device state and one disk generation, and the engine that can load them."""
+class CheckpointPack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pack of the chunk store: an immutable object of so many bytes."""
+
+    address: str
+    size_bytes: int
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What binds one memory image, one device state and one disk generation, and the engine that can load them.
+
+    `packs` are the objects that hold the parts' chunks: the checkpoint's own first, then those it shares with earlier
+    checkpoints. `template` is the digest (`sha256:<hex>`) of the template its memory and disk are changes of, None for
+    an engine that knows no templates.
+    """
 
     session_id: SessionId
     incarnation: int
     parent_id: CheckpointId | None
     fingerprint: str
     parts: list[CheckpointPart]
+    packs: list[CheckpointPack] = []
+    template: str | None = None
 
 
 class RegisterCheckpoint(
     msgspec.Struct, frozen=True, kw_only=True, tag="register-checkpoint.v1", forbid_unknown_fields=True
 ):
-    """A host has put a checkpoint's parts into the store; the store verifies each part before it records it."""
+    """A host has put a checkpoint's parts into the store.
+
+    Before it is recorded the store checks that the manifest is what the sealed pack says, and that every pack is there.
+    """
 
     host_id: HostId
     manifest: CheckpointManifest
@@ -46,9 +66,9 @@ CheckpointCommand = RegisterCheckpoint | FreeCheckpoint
 
 
 class CheckpointRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-recorded.v1"):
-    """The store holds every part and has verified it; storage counts from `recorded_at`.
+    """The store holds every part, under an authenticated list of its chunks; storage counts from `recorded_at`.
 
-    `stored_bytes` are those of its parts that no checkpoint held before.
+    `stored_bytes` are those of its packs that no checkpoint held before.
     """
 
     checkpoint_id: CheckpointId
@@ -81,7 +101,7 @@ class CheckpointFreeStarted(msgspec.Struct, frozen=True, kw_only=True, tag="chec
 
 
 class CheckpointFreed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-freed.v1"):
-    """The parts that no other checkpoint holds are gone, `freed_bytes` in all; storage stops counting at `freed_at`."""
+    """The packs that no other checkpoint holds are gone, `freed_bytes` in all; storage stops counting at `freed_at`."""
 
     checkpoint_id: CheckpointId
     reason: str
@@ -116,7 +136,7 @@ class CheckpointsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint. `pinned_by` says what keeps it from being freed; `position` is that of its last event.
 
-    `size_bytes` is the sum of its parts, `stored_bytes` what of them no checkpoint held before.
+    `size_bytes` is the sum of its parts, `stored_bytes` those of its packs that no checkpoint held before.
     """
 
     checkpoint_id: CheckpointId

@@ -142,7 +142,12 @@ class LiveChecks:
                 "restorable", f"{event.checkpoint_id} is not registered, its machine is gone at {row.position}"
             )
             return
-        missing = [part.kind for part in recorded.manifest.parts if part.digest not in self._chunks.parts]
+        address = recorded.manifest.packs[0].address
+        missing = [
+            part.kind
+            for part in recorded.manifest.parts
+            if self._chunks.content(recorded.tenant_id, address, part.kind) is None
+        ]
         if missing:
             self._violate("restorable", f"{event.checkpoint_id} has no {missing} in the store at {row.position}")
 

@@ -80,7 +80,7 @@ def restorable(world: "World", history: History) -> Iterator[Violation]:
         recorded = manifests.get(checkpoint.checkpoint_id)
         if recorded is None:
             yield Violation("restorable", f"{session_id} rests on {checkpoint.checkpoint_id}, which nobody recorded")
-        elif any(part.digest not in world.chunks.parts for part in recorded.manifest.parts):
+        elif any(_content(world, recorded, part.kind) is None for part in recorded.manifest.parts):
             yield Violation("restorable", f"{session_id} rests on {checkpoint.checkpoint_id}, whose parts are gone")
 
 
@@ -127,11 +127,14 @@ def _notes(world: "World", history: History, session: Session) -> str | None:
         return None if machine is None else machine.files.get(NOTES, b"").decode()
     if session.phase is Phase.SUSPENDED and session.checkpoint is not None:
         recorded = _manifests(history).get(session.checkpoint.checkpoint_id)
-        parts = [] if recorded is None else [part for part in recorded.manifest.parts if part.kind == "disk"]
-        if parts and parts[0].digest in world.chunks.parts:
-            disk = msgspec.json.decode(world.chunks.parts[parts[0].digest], type=Disk)
-            return disk.files.get(NOTES, b"").decode()
+        disk = None if recorded is None else _content(world, recorded, "disk")
+        if disk is not None:
+            return msgspec.json.decode(disk, type=Disk).files.get(NOTES, b"").decode()
     return None
+
+
+def _content(world: "World", recorded: CheckpointRecorded, kind: str) -> bytes | None:
+    return world.chunks.content(recorded.tenant_id, recorded.manifest.packs[0].address, kind)
 
 
 def _manifests(history: History) -> dict[CheckpointId, CheckpointRecorded]:

@@ -8,11 +8,11 @@ from typing import TypeVar
 import msgspec
 
 from torpor_chunks.memory import MemoryChunks
-from torpor_chunks.port import NoSpace, StoredPart
+from torpor_chunks.port import Inspected, NoSpace, PackAddress, PartSource, PresentPack, Stored, WantedPart
 from torpor_contracts.checkpoint import CheckpointManifest
 from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity
-from torpor_contracts.ids import CheckpointId, ExecId, SessionId, VmId
+from torpor_contracts.ids import CheckpointId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec
 from torpor_contracts.vm import ResourceRef
 from torpor_messaging.ports import Clock
@@ -254,44 +254,68 @@ class HostWorkspace(DirectoryWorkspace):
 
 
 class FaultyChunks:
-    """The world's one store of checkpoint parts, for one process."""
+    """The world's one chunk store, for one process."""
 
     def __init__(self, durable: MemoryChunks, around: Surroundings, faults: DriverFaults) -> None:
         self._durable = durable
         self._around = around
         self._faults = faults
-        self.exclusive = durable.exclusive
 
-    async def put(self, file: Path) -> StoredPart:
+    async def put(self, tenant_id: TenantId, parts: Sequence[PartSource], *, onto: PackAddress | None = None) -> Stored:
         """See `ChunkStore.put`; the disk may be full."""
         self._around.faults.strike(self._around.process, "chunks.put")
         if self._around.network.chance(self._faults.no_space):
             raise NoSpace("the simulated disk is full")
-        part = await self._durable.put(file)
+        stored = await self._durable.put(tenant_id, parts, onto=onto)
         self._around.faults.strike(self._around.process, "chunks.stored")
-        return part
+        return stored
 
-    async def fetch(self, digest: str, size_bytes: int, into: Path) -> None:
+    async def fetch(self, tenant_id: TenantId, address: str, wanted: Sequence[WantedPart]) -> None:
         """See `ChunkStore.fetch`."""
         self._around.faults.strike(self._around.process, "chunks.fetch")
-        await self._durable.fetch(digest, size_bytes, into)
+        await self._durable.fetch(tenant_id, address, wanted)
 
-    async def size(self, digest: str) -> int | None:
-        """See `ChunkStore.size`."""
+    async def inspect(self, tenant_id: TenantId, address: str) -> Inspected:
+        """See `ChunkStore.inspect`."""
         self._around.process.check()
-        return await self._durable.size(digest)
+        return await self._durable.inspect(tenant_id, address)
 
-    async def verify(self, digest: str, size_bytes: int) -> None:
+    async def verify(self, tenant_id: TenantId, address: str) -> Stored:
         """See `ChunkStore.verify`."""
         self._around.process.check()
-        await self._durable.verify(digest, size_bytes)
+        return await self._durable.verify(tenant_id, address)
 
-    async def delete(self, digest: str) -> bool:
+    async def delete(self, tenant_id: TenantId, address: str) -> bool:
         """See `ChunkStore.delete`."""
         self._around.faults.strike(self._around.process, "chunks.delete")
-        was_there = await self._durable.delete(digest)
+        was_there = await self._durable.delete(tenant_id, address)
         self._around.faults.strike(self._around.process, "chunks.deleted")
         return was_there
+
+    async def present(self, tenant_id: TenantId, shard: int) -> list[PresentPack]:
+        """See `ChunkStore.present`."""
+        self._around.process.check()
+        return await self._durable.present(tenant_id, shard)
+
+    async def label(self, tenant_id: TenantId, name: str) -> PackAddress | None:
+        """See `ChunkStore.label`."""
+        self._around.process.check()
+        return await self._durable.label(tenant_id, name)
+
+    async def set_label(self, tenant_id: TenantId, name: str, address: PackAddress) -> PackAddress:
+        """See `ChunkStore.set_label`."""
+        self._around.process.check()
+        return await self._durable.set_label(tenant_id, name, address)
+
+    async def labelled(self, tenant_id: TenantId) -> set[PackAddress]:
+        """See `ChunkStore.labelled`."""
+        self._around.process.check()
+        return await self._durable.labelled(tenant_id)
+
+    async def tenants(self) -> list[TenantId]:
+        """See `ChunkStore.tenants`."""
+        self._around.process.check()
+        return await self._durable.tenants()
 
 
 class living:  # noqa: N801  (reads as what it is: file work of a living process)

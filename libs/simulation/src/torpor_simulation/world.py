@@ -68,7 +68,7 @@ class World:
         self.questions = Questions(self.network)
         self.events = EventsStream()
         self.log = WatchedLog(self._committed)
-        self.chunks = MemoryChunks()
+        self.chunks = MemoryChunks(asyncio.get_running_loop().time)
         self.hosts = {
             host_id: Host(host_id, scratch / host_id, HostMachines(host_id, self._seen))
             for host_id in (f"host-{number + 1}" for number in range(plan.hosts))

@@ -1,4 +1,4 @@
-"""The snapshot store's composition root: settings from the environment, ports from the edge, parts on this disk."""
+"""The snapshot store's composition root: settings from the environment, ports from the edge, packs where a URL says."""
 
 import logging
 import sys
@@ -7,7 +7,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from torpor_chunks.directory import DirectoryChunks
+from torpor_chunks.opening import open_store
+from torpor_chunks.port import ChunkError
+from torpor_contracts.errors import Rejected
 from torpor_messaging.edge import EXIT_REFUSED, run_service
 from torpor_messaging.service import Service
 from torpor_messaging.service_ports import ServicePorts
@@ -28,8 +30,11 @@ def main() -> int:
 
 
 async def _build(settings: SnapshotStoreSettings, ports: ServicePorts) -> Service:
-    chunks = DirectoryChunks(settings.chunks_root())
-    freed_bytes = await chunks.remove_abandoned()
+    try:
+        chunks = open_store(settings.store_url(), settings.key_file())
+        freed_bytes = await chunks.remove_abandoned(settings.sweep_grace_s)
+    except ChunkError as error:
+        raise Rejected(error.code, str(error), "correct TORPOR_CHUNKS_URL or TORPOR_CHUNKS_KEY_FILE") from error
     if freed_bytes:
         _log.info("removed %d bytes that dead writers had left half-written", freed_bytes)
     return build(settings, ports, chunks)

@@ -9,6 +9,7 @@ from torpor_snapshot_store.handlers import Handlers
 from torpor_snapshot_store.projections import Checkpoints
 from torpor_snapshot_store.queries import Queries
 from torpor_snapshot_store.settings import SnapshotStoreSettings
+from torpor_snapshot_store.sweeping import Sweeping
 
 SERVICE: Final = "snapshot-store"
 ACK_WAIT_S: Final = 10.0
@@ -16,7 +17,8 @@ ACK_WAIT_S: Final = 10.0
 
 def build(settings: SnapshotStoreSettings, ports: ServicePorts, chunks: ChunkStore) -> Service:
     """The whole of the snapshot store over one chunk store."""
-    handlers = Handlers(chunks, ports)
+    handlers = Handlers(chunks, ports, young_s=settings.sweep_grace_s / 2)
+    sweeping = Sweeping(chunks, ports, settings.sweep_grace_s)
 
     async def start() -> None:
         await ports.views.prepare(Checkpoints.name, Checkpoints.tables)
@@ -26,6 +28,9 @@ def build(settings: SnapshotStoreSettings, ports: ServicePorts, chunks: ChunkSto
         commands=[CommandRoute(service=SERVICE, durable=SERVICE, handle=handlers.handle, ack_wait_s=ACK_WAIT_S)],
         queries=Queries(ports).routes(SERVICE),
         projections=[Checkpoints()],
-        background=[BackgroundRoute(name="freeing", every_s=settings.finish_every_s, run=handlers.finish_freeing)],
+        background=[
+            BackgroundRoute(name="freeing", every_s=settings.finish_every_s, run=handlers.finish_freeing),
+            BackgroundRoute(name="sweeping", every_s=settings.sweep_every_s, run=sweeping.sweep),
+        ],
         start=start,
     )

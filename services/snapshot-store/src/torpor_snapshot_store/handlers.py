@@ -1,10 +1,13 @@
-"""Registers and frees checkpoints. A part is verified before it is recorded, and deleted before it is called freed.
+"""Registers and frees checkpoints. What is recorded is in the store, what is called freed is gone from it.
 
-Both are decided while `ChunkStore.exclusive` is held: nothing is freed that is just being recorded.
+No lock is needed for that. A checkpoint shares packs with its parent only, and the parent's stream is in the same
+commit: while a parent is kept so are its packs, and one that is just being freed makes the commit a conflict. A pack
+that nothing refers to is swept when it is old, and recorded only while it is young.
 """
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Final, assert_never
 
 import msgspec
@@ -12,11 +15,10 @@ import msgspec
 from torpor_chunks.port import (
     ChunkError,
     ChunkStore,
-    IllegalDigest,
-    NoSpace,
+    IllegalAddress,
     PartCorrupt,
     PartMissing,
-    StoreUnavailable,
+    Stored,
 )
 from torpor_contracts.checkpoint import (
     CheckpointCommand,
@@ -36,7 +38,7 @@ from torpor_snapshot_store.domain import checkpoint as domain
 from torpor_snapshot_store.domain.checkpoint import ABSENT, Absent, CheckpointState, Freeing, Kept, evolve
 from torpor_snapshot_store.domain.pins import Placed, session_pin
 from torpor_snapshot_store.holders import Holders
-from torpor_snapshot_store.projections import CHECKPOINTS, CheckpointRow, digests
+from torpor_snapshot_store.projections import CHECKPOINTS, CheckpointRow
 
 STREAMS_KEPT: Final = 256
 FREEINGS_MAX: Final = 100
@@ -58,8 +60,10 @@ class _Observation(msgspec.Struct, frozen=True, kw_only=True):
 class Handlers:
     """Commands to events."""
 
-    def __init__(self, chunks: ChunkStore, ports: ServicePorts) -> None:
+    def __init__(self, chunks: ChunkStore, ports: ServicePorts, *, young_s: float) -> None:
+        """`young_s`: how old, seconds, a pack may be that nothing refers to, to be recorded still."""
         self._chunks = chunks
+        self._young_s = young_s
         self._ports = ports
         self._holders = Holders(ports.log, ports.views)
         self._decisions = Decisions[CheckpointState](ports.log, _initial, _fold, ports.clock.now, STREAMS_KEPT)
@@ -76,11 +80,11 @@ class Handlers:
                 case FreeCheckpoint() if known is None:
                     return await self._free(incoming, checkpoint_id, command)
                 case FreeCheckpoint():
-                    await self._go_on_freeing(checkpoint_id, incoming.command_id)
+                    await self._delete(checkpoint_id, incoming.command_id)
                     return known
                 case _ as never:
                     assert_never(never)
-        except (NoSpace, StoreUnavailable) as error:
+        except ChunkError as error:
             raise Transient(f"the chunk store cannot be used now: {error}", retry_after_s=2.0) from error
 
     async def finish_freeing(self) -> None:
@@ -89,13 +93,9 @@ class Handlers:
             left: list[CheckpointRow] = list(await rows.find(CHECKPOINTS, {"state": "freeing"}, limit=FREEINGS_MAX))
         for row in left:
             try:
-                await self._go_on_freeing(row.checkpoint_id, "snapshot-store/freeing")
+                await self._delete(row.checkpoint_id, "snapshot-store/freeing")
             except (ChunkError, Transient) as error:
                 _log.warning("%s is not freed yet: %s", row.checkpoint_id, error)
-
-    async def _go_on_freeing(self, checkpoint_id: CheckpointId, causation_id: str) -> None:
-        async with self._chunks.exclusive():
-            await self._delete(checkpoint_id, causation_id)
 
     async def _register(
         self, incoming: Incoming, checkpoint_id: CheckpointId, manifest: CheckpointManifest
@@ -105,58 +105,53 @@ class Handlers:
         if not isinstance(state, Absent):
             domain.check_same(state, checkpoint_id, incoming.tenant_id, manifest)
             return await self._first_receipt(incoming, checkpoint_id)
-        await self._verify(manifest)
-        streams = [checkpoint_id, *([manifest.parent_id] if manifest.parent_id else [])]
-        async with self._chunks.exclusive():
-            await self._check_present(manifest)
-            held = await self._holders.others(checkpoint_id, digests(manifest))
-            sizes = {part.digest: part.size_bytes for part in manifest.parts}
-            stored_bytes = sum(size for digest, size in sizes.items() if digest not in held)
-            receipt = await self._decisions.execute_across(
-                incoming,
-                streams,
-                lambda states: domain.register(
-                    states,
-                    checkpoint_id,
-                    incoming.tenant_id,
-                    manifest,
-                    stored_bytes=stored_bytes,
-                    now=self._ports.clock.now(),
-                ),
-            )
+        await self._check_stored(incoming.tenant_id, manifest)
+        # Its own pack is all that no checkpoint can hold yet: the others are its parent's.
+        own = manifest.packs[0]
+        receipt = await self._decisions.execute_across(
+            incoming,
+            [checkpoint_id, *([manifest.parent_id] if manifest.parent_id else [])],
+            lambda states: domain.register(
+                states,
+                checkpoint_id,
+                incoming.tenant_id,
+                manifest,
+                stored_bytes=own.size_bytes,
+                now=self._ports.clock.now(),
+            ),
+        )
         return receipt or await self._first_receipt(incoming, checkpoint_id)
 
     async def _free(self, incoming: Incoming, checkpoint_id: CheckpointId, command: FreeCheckpoint) -> Receipt | None:
-        async with self._chunks.exclusive():
-            state, _ = await self._decisions.fold(checkpoint_id)
-            domain.check_free(state, checkpoint_id, incoming.tenant_id)
-            cause = incoming
-            if isinstance(state, Kept):
-                await self._check_session(state, checkpoint_id)
-                # The operator may free a tenant's checkpoint; the event is the tenant's all the same.
-                cause = msgspec.structs.replace(incoming, tenant_id=state.tenant_id)
-            receipt = await self._decisions.execute(
-                cause,
-                checkpoint_id,
-                lambda now: [
-                    event
-                    for _, event in domain.free_started(now, checkpoint_id, command.reason, self._ports.clock.now())
-                ],
-            )
-            await self._delete(checkpoint_id, incoming.command_id)
+        state, _ = await self._decisions.fold(checkpoint_id)
+        domain.check_free(state, checkpoint_id, incoming.tenant_id)
+        cause = incoming
+        if isinstance(state, Kept):
+            # The operator may free a tenant's checkpoint; the event is the tenant's all the same.
+            cause = msgspec.structs.replace(incoming, tenant_id=state.tenant_id)
+
+        def decide(now: CheckpointState) -> list[CheckpointEvent]:
+            domain.check_free(now, checkpoint_id, incoming.tenant_id)
+            started = domain.free_started(now, checkpoint_id, command.reason, self._ports.clock.now())
+            return [event for _, event in started]
+
+        async def unpinned() -> Mapping[str, int]:
+            return await self._check_session(state, checkpoint_id) if isinstance(state, Kept) else {}
+
+        receipt = await self._decisions.execute(cause, checkpoint_id, decide, given=unpinned)
+        await self._delete(checkpoint_id, incoming.command_id)
         return receipt
 
     async def _delete(self, checkpoint_id: CheckpointId, causation_id: str) -> None:
-        """Delete the parts that nothing else holds, then record that; may be repeated at any time."""
+        """Delete the packs that nothing else holds, then record that; may be repeated at any time."""
         state, _ = await self._decisions.fold(checkpoint_id)
         if not isinstance(state, Freeing):
             return
-        wanted = digests(state.manifest)
-        held = await self._holders.others(checkpoint_id, wanted)
-        sizes = {part.digest: part.size_bytes for part in state.manifest.parts}
-        alone = [digest for digest in wanted if digest not in held]
-        for digest in alone:
-            await self._chunks.delete(digest)
+        sizes = sizes_of(state.manifest)
+        held = await self._holders.others(checkpoint_id, sizes)
+        alone = [address for address in sizes if address not in held]
+        for address in alone:
+            await self._chunks.delete(state.tenant_id, address)
         command_id = self._ports.ids.new("system/snapshot-store")
         cause = _Observation(
             tenant_id=state.tenant_id,
@@ -172,35 +167,39 @@ class Handlers:
             lambda states: domain.freed(
                 states,
                 checkpoint_id,
-                freed_bytes=sum(sizes[digest] for digest in alone),
+                freed_bytes=sum(sizes[address] for address in alone),
                 now=self._ports.clock.now(),
             ),
         )
 
-    async def _verify(self, manifest: CheckpointManifest) -> None:
-        for part in manifest.parts:
-            try:
-                await self._chunks.verify(part.digest, part.size_bytes)
-            except (PartMissing, PartCorrupt, IllegalDigest) as error:
-                raise Rejected(
-                    error.code, f"{part.kind}: {error}", "put the part into the chunk store again, then register"
-                ) from error
+    async def _check_stored(self, tenant_id: TenantId, manifest: CheckpointManifest) -> None:
+        """Refuse a manifest that is not what its pack says, under seal; all its packs are there. Reads no chunk."""
+        try:
+            found = await self._chunks.inspect(tenant_id, manifest.packs[0].address)
+        except (PartMissing, PartCorrupt, IllegalAddress) as error:
+            raise Rejected(error.code, str(error), "put the parts into the chunk store again, then register") from error
+        if _claimed(manifest) != _sealed(found.stored):
+            raise Rejected(
+                PartCorrupt.code,
+                f"the manifest is not what {found.stored.address} says it is",
+                "register what putting the parts answered",
+            )
+        if found.age_s > self._young_s:
+            raise Rejected(
+                "pack-too-old",
+                f"{found.stored.address} was put {found.age_s:.0f} s ago and may be swept at any moment",
+                "put the parts into the chunk store again, then register",
+            )
 
-    async def _check_present(self, manifest: CheckpointManifest) -> None:
-        """Look again, now that nobody can free: what was verified a moment ago may have been freed since."""
-        for part in manifest.parts:
-            if await self._chunks.size(part.digest) != part.size_bytes:
-                raise Rejected(
-                    PartMissing.code, f"{part.kind}: {part.digest} was freed meanwhile", "put it again, then register"
-                )
-
-    async def _check_session(self, state: Kept, checkpoint_id: CheckpointId) -> None:
+    async def _check_session(self, state: Kept, checkpoint_id: CheckpointId) -> Mapping[str, int]:
+        """Refuse what the checkpoint's session may go back to; the session's version that this was seen at."""
         recorded = await self._ports.log.load(checkpoint_id)
         session = await self._ports.log.load(state.manifest.session_id)
         placed = (Placed(one.position, decode_event(one)) for one in session)
         why = session_pin(checkpoint_id, recorded[0].position, placed)
         if why is not None:
             raise domain.referenced(checkpoint_id, why, "terminate the session, or suspend it to a newer one, first")
+        return {state.manifest.session_id: len(session)}
 
     async def _first_receipt(self, incoming: Incoming, checkpoint_id: CheckpointId) -> Receipt:
         """The receipt of the checkpoint's registration, also for who asks under another command id."""
@@ -212,6 +211,21 @@ class Handlers:
             position=first.position,
             digest=first.digest.hex(),
         )
+
+
+def sizes_of(manifest: CheckpointManifest) -> dict[str, int]:
+    """The sizes of a manifest's packs."""
+    return {pack.address: pack.size_bytes for pack in manifest.packs}
+
+
+def _claimed(manifest: CheckpointManifest) -> tuple[Mapping[str, tuple[str, int, int]], list[tuple[str, int]]]:
+    parts = {str(part.kind): (part.digest, part.size_bytes, part.unique_bytes) for part in manifest.parts}
+    return parts, [(pack.address, pack.size_bytes) for pack in manifest.packs]
+
+
+def _sealed(stored: Stored) -> tuple[Mapping[str, tuple[str, int, int]], list[tuple[str, int]]]:
+    parts = {part.name: (part.digest, part.size_bytes, part.unique_bytes) for part in stored.parts}
+    return parts, [(pack.address, pack.size_bytes) for pack in stored.packs]
 
 
 def _initial() -> CheckpointState:

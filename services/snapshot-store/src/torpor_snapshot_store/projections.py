@@ -1,4 +1,4 @@
-"""The checkpoints, which parts each of them holds, and which of them their sessions may go back to."""
+"""The checkpoints, which packs each of them holds, and which of them their sessions may go back to."""
 
 from typing import Any, Final, Literal
 
@@ -35,11 +35,11 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
-class PartRow(msgspec.Struct, frozen=True, kw_only=True):
-    """That a checkpoint that is not freed holds a part."""
+class PackRow(msgspec.Struct, frozen=True, kw_only=True):
+    """That a checkpoint that is not freed holds a pack."""
 
     key: str
-    digest: str
+    address: str
     checkpoint_id: CheckpointId
 
 
@@ -55,7 +55,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 CHECKPOINTS: Final = Table(
     name="checkpoints", row=CheckpointRow, key="checkpoint_id", indexed=("tenant_id", "session_id", "state")
 )
-PARTS: Final = Table(name="checkpoint_parts", row=PartRow, key="key", indexed=("digest", "checkpoint_id"))
+PACKS: Final = Table(name="checkpoint_packs", row=PackRow, key="key", indexed=("address", "checkpoint_id"))
 SESSIONS: Final = Table(name="checkpoint_sessions", row=SessionRow, key="session_id")
 
 
@@ -63,7 +63,7 @@ class Checkpoints:
     """Folds the events of checkpoints, and those of sessions that say which checkpoint is theirs."""
 
     name = "checkpoints"
-    tables = (CHECKPOINTS, PARTS, SESSIONS)
+    tables = (CHECKPOINTS, PACKS, SESSIONS)
 
     async def fold(self, rows: WritableRows, event: Any, recorded: Recorded) -> None:
         """See `Projection.fold`."""
@@ -91,9 +91,9 @@ class Checkpoints:
             position=recorded.position,
         )
         await rows.put(CHECKPOINTS, row)
-        for digest in digests(event.manifest):
-            part = PartRow(key=part_key(digest, event.checkpoint_id), digest=digest, checkpoint_id=event.checkpoint_id)
-            await rows.put(PARTS, part)
+        for address in addresses(event.manifest):
+            key = pack_key(address, event.checkpoint_id)
+            await rows.put(PACKS, PackRow(key=key, address=address, checkpoint_id=event.checkpoint_id))
 
     async def _change(
         self,
@@ -115,8 +115,8 @@ class Checkpoints:
                 row = msgspec.structs.replace(row, state="freeing")
             case CheckpointFreed():
                 row = msgspec.structs.replace(row, state="freed", freed_us=to_us(event.freed_at))
-                for digest in digests(row.manifest):
-                    await rows.delete(PARTS, part_key(digest, event.checkpoint_id))
+                for address in addresses(row.manifest):
+                    await rows.delete(PACKS, pack_key(address, event.checkpoint_id))
         await rows.put(CHECKPOINTS, row)
 
     async def _session(
@@ -131,11 +131,11 @@ class Checkpoints:
         await rows.put(SESSIONS, row)
 
 
-def digests(manifest: CheckpointManifest) -> list[str]:
-    """The digests of a manifest's parts, each once."""
-    return list(dict.fromkeys(part.digest for part in manifest.parts))
+def addresses(manifest: CheckpointManifest) -> list[str]:
+    """The addresses of a manifest's packs, each once."""
+    return list(dict.fromkeys(pack.address for pack in manifest.packs))
 
 
-def part_key(digest: str, checkpoint_id: CheckpointId) -> str:
-    """The key of a part that a checkpoint holds."""
-    return f"{digest}/{checkpoint_id}"
+def pack_key(address: str, checkpoint_id: CheckpointId) -> str:
+    """The key of a pack that a checkpoint holds."""
+    return f"{address}/{checkpoint_id}"

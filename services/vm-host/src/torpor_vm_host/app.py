@@ -5,7 +5,9 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from torpor_chunks.directory import DirectoryChunks
+from torpor_chunks.opening import open_store
+from torpor_chunks.port import ChunkError, ChunkStore
+from torpor_contracts.errors import Rejected
 from torpor_messaging.edge import EXIT_REFUSED, run_service
 from torpor_messaging.service import Service
 from torpor_messaging.service_ports import ServicePorts
@@ -32,6 +34,18 @@ async def _build(settings: VmHostSettings, ports: ServicePorts) -> Service:
         settings,
         await make_driver(settings.driver, environment),
         DirectoryWorkspace(directory),
-        DirectoryChunks(settings.chunks_root()),
+        _chunks(settings),
     )
     return build(settings, ports, parts)
+
+
+def _chunks(settings: VmHostSettings) -> ChunkStore:
+    try:
+        return open_store(
+            settings.store_url(),
+            settings.key_file(),
+            cache=settings.vms_directory().parent / f"{settings.host_id}-packs",
+            cache_bytes=settings.chunks_cache_mib << 20,
+        )
+    except ChunkError as error:
+        raise Rejected(error.code, str(error), "correct TORPOR_CHUNKS_URL or TORPOR_CHUNKS_KEY_FILE") from error

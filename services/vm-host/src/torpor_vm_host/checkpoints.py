@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
-from torpor_chunks.port import ChunkError, ChunkStore
+from torpor_chunks.port import ChunkError, ChunkStore, PackAddress, PartSource, WantedPart, named
 from torpor_contracts.checkpoint import (
     CheckpointFreed,
     CheckpointFreeStarted,
     CheckpointManifest,
+    CheckpointPack,
     CheckpointPart,
     CheckpointRecorded,
     RegisterCheckpoint,
@@ -28,7 +29,7 @@ from torpor_vm_host.ledger import About
 from torpor_vm_host.ports import CheckpointFiles, DriverError, PartFile, PartKind
 
 CALL_S: Final = 10.0
-"""How long one answer of the snapshot store is waited for; it reads every part before it answers."""
+"""How long one answer of the snapshot store is waited for; it looks for every pack before it answers."""
 
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 5.0
@@ -53,8 +54,15 @@ def failure_of(error: DriverError | ChunkError | NotDone) -> Failure:
             return Failure(error.code, str(error), error.code not in FINAL)
 
 
-FINAL: Final = frozenset({"checkpoint-part-missing", "checkpoint-part-corrupt", "illegal-digest"})
+FINAL: Final = frozenset({"checkpoint-part-missing", "checkpoint-part-corrupt", "illegal-address"})
 """Codes of what no other try will make good."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint's parts as they are in the chunk store, and the packs that hold their chunks."""
+
+    parts: list[CheckpointPart]
+    packs: list[CheckpointPack]
 
 
 class Checkpoints:
@@ -65,20 +73,33 @@ class Checkpoints:
         self._chunks = chunks
         self._ports = ports
 
-    async def keep(self, parts: Sequence[PartFile]) -> list[CheckpointPart]:
-        """Put the parts of a checkpoint into the chunk store, durably."""
-        kept = []
-        for part in parts:
-            stored = await self._chunks.put(part.path)
-            kept.append(
+    async def keep(self, tenant_id: TenantId, parts: Sequence[PartFile], parent_id: CheckpointId | None) -> Kept:
+        """Put the parts of a checkpoint into the chunk store, durably, sharing with its parent what is the same."""
+        sources = [PartSource(name=part.kind, path=part.path, head_bytes=part.head_bytes) for part in parts]
+        stored = await self._chunks.put(tenant_id, sources, onto=await self._pack_of(tenant_id, parent_id))
+        kept = named(stored.parts)
+        return Kept(
+            parts=[
                 CheckpointPart(
                     kind=part.kind,
-                    digest=stored.digest,
-                    size_bytes=stored.size_bytes,
-                    unique_bytes=stored.unique_bytes,
+                    digest=kept[part.kind].digest,
+                    size_bytes=kept[part.kind].size_bytes,
+                    unique_bytes=kept[part.kind].unique_bytes,
                 )
-            )
-        return kept
+                for part in parts
+            ],
+            packs=[CheckpointPack(address=pack.address, size_bytes=pack.size_bytes) for pack in stored.packs],
+        )
+
+    async def _pack_of(self, tenant_id: TenantId, checkpoint_id: CheckpointId | None) -> PackAddress | None:
+        """The pack of a checkpoint that others may be put onto; None for none, or one that is not kept."""
+        if checkpoint_id is None:
+            return None
+        try:
+            manifest = await self._recorded(checkpoint_id, tenant_id)
+        except NotDone:
+            return None
+        return PackAddress(manifest.packs[0].address) if manifest.packs else None
 
     async def register(
         self, about: About, checkpoint_id: CheckpointId, manifest: CheckpointManifest, deadline_at: datetime
@@ -143,6 +164,18 @@ class Checkpoints:
 
     async def manifest(self, checkpoint_id: CheckpointId, tenant_id: TenantId, fingerprint: str) -> CheckpointManifest:
         """The manifest of a checkpoint that this host can load, from the log; raises `NotDone`."""
+        found = await self._recorded(checkpoint_id, tenant_id)
+        if found.fingerprint != fingerprint:
+            raise _final(
+                "fingerprint-mismatch",
+                f"{checkpoint_id} was made by {found.fingerprint!r}, this host loads {fingerprint!r}",
+            )
+        if not found.packs:
+            raise _final("checkpoint-missing", f"{checkpoint_id} was kept by an earlier release, in no pack")
+        return found
+
+    async def _recorded(self, checkpoint_id: CheckpointId, tenant_id: TenantId) -> CheckpointManifest:
+        """The manifest of a checkpoint that is kept, from the log; raises `NotDone`."""
         found: CheckpointRecorded | None = None
         for recorded in await self._ports.log.load(checkpoint_id):
             event = decode_event(recorded)
@@ -152,21 +185,18 @@ class Checkpoints:
                 raise _final("checkpoint-freed", f"{checkpoint_id} is freed")
         if found is None:
             raise _final("checkpoint-missing", f"there is no checkpoint {checkpoint_id} of this tenant")
-        if found.manifest.fingerprint != fingerprint:
-            raise _final(
-                "fingerprint-mismatch",
-                f"{checkpoint_id} was made by {found.manifest.fingerprint!r}, this host loads {fingerprint!r}",
-            )
         return found.manifest
 
     async def fetch(
-        self, checkpoint_id: CheckpointId, manifest: CheckpointManifest, directory: Path
+        self, checkpoint_id: CheckpointId, tenant_id: TenantId, manifest: CheckpointManifest, directory: Path
     ) -> CheckpointFiles:
         """Write every part into `directory`, verified; raises `ChunkError`."""
-        files: dict[PartKind, Path] = {}
-        for part in manifest.parts:
-            files[part.kind] = directory / part.kind
-            await self._chunks.fetch(part.digest, part.size_bytes, files[part.kind])
+        files: dict[PartKind, Path] = {part.kind: directory / part.kind for part in manifest.parts}
+        wanted = [
+            WantedPart(name=part.kind, digest=part.digest, size_bytes=part.size_bytes, into=files[part.kind])
+            for part in manifest.parts
+        ]
+        await self._chunks.fetch(tenant_id, manifest.packs[0].address, wanted)
         return CheckpointFiles(checkpoint_id=checkpoint_id, files=files)
 
 

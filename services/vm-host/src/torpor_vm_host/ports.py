@@ -57,10 +57,15 @@ class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a checkpoint as the driver wrote it; nobody writes to it again."""
+    """One part of a checkpoint as the driver wrote it; nobody writes to it again.
+
+    `head_bytes`: how long the tables at its beginning are. After them it consists of pages, many of which it has in
+    common with the checkpoint before.
+    """
 
     kind: PartKind
     path: Path
+    head_bytes: int = 0
 
 
 class PresentVm(msgspec.Struct, frozen=True, kw_only=True):

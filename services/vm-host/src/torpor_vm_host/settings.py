@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from torpor_chunks.locations import default_key_file, default_url
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import is_token
 from torpor_vm_host.adapters.simulated.driver import Timing
@@ -15,9 +16,11 @@ from torpor_vm_host.outputs import OutputLimits
 class VmHostSettings(BaseSettings):
     """Times in seconds, sizes in MiB unless the name says otherwise.
 
-    `directory` is where machines live on this host's disk, `chunks_directory` where parts of checkpoints are kept;
-    both default to places below `TORPOR_DATA_DIR`. `vcpus`, `memory_mib`, `disk_mib` and `vms_max` are what the host
-    offers; left out, what the driver finds. `heartbeat_s` belongs to the scheduler's idea of silence: change both.
+    `directory` is where machines live on this host's disk, below `TORPOR_DATA_DIR` by default. `TORPOR_CHUNKS_URL` and
+    `TORPOR_CHUNKS_KEY_FILE` say where checkpoints are kept, as for the snapshot store; of a store that is not on this
+    machine, `chunks_cache_mib` of what was put or read last are kept beside the machines. `vcpus`, `memory_mib`,
+    `disk_mib` and `vms_max` are what the host offers; left out, what the driver finds. `heartbeat_s` belongs to the
+    scheduler's idea of silence: change both.
     """
 
     model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True, populate_by_name=True)
@@ -26,7 +29,9 @@ class VmHostSettings(BaseSettings):
     driver: str = "auto"
     data_dir: Path = Field(default=Path("torpor-data"), validation_alias="TORPOR_DATA_DIR")
     directory: Path | None = None
-    chunks_directory: Path | None = Field(default=None, validation_alias="TORPOR_CHUNKS_DIRECTORY")
+    chunks_url: str | None = Field(default=None, validation_alias="TORPOR_CHUNKS_URL")
+    chunks_key_file: Path | None = Field(default=None, validation_alias="TORPOR_CHUNKS_KEY_FILE")
+    chunks_cache_mib: int = Field(default=2048, ge=0)
 
     vcpus: int | None = Field(default=None, ge=1)
     memory_mib: int | None = Field(default=None, ge=1)
@@ -59,9 +64,13 @@ class VmHostSettings(BaseSettings):
         """Where this host's machines live."""
         return self.directory or self.data_dir / "vm-host" / self.host_id
 
-    def chunks_root(self) -> Path:
-        """Where parts of checkpoints are kept."""
-        return self.chunks_directory or self.data_dir / "chunks"
+    def store_url(self) -> str:
+        """Where checkpoints are kept."""
+        return self.chunks_url or default_url(self.data_dir)
+
+    def key_file(self) -> Path:
+        """The master keys of the chunk store."""
+        return self.chunks_key_file or default_key_file(self.data_dir)
 
     def offered(self, found: HostCapacity) -> HostCapacity:
         """What the host offers, given what its driver found."""

@@ -135,7 +135,7 @@ class Starting:
         files: CheckpointFiles | None = None
         if manifest is not None and claim.checkpoint_id is not None:
             directory = await self._workspace.subdirectory(claim.vm_id, RESTORE)
-            files = await self._checkpoints.fetch(claim.checkpoint_id, manifest, directory)
+            files = await self._checkpoints.fetch(claim.checkpoint_id, claim.tenant_id, manifest, directory)
         await self._driver.start(self._spec(claim), files)
 
     async def _seen_running(self, about: About, vm_id: VmId, start_ms: int) -> VmState:

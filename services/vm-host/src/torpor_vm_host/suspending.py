@@ -89,13 +89,15 @@ class Suspends:
         if present.state == "running":
             await self._forget_recorded(vm_id)
         directory = await self._workspace.subdirectory(vm_id, CHECKPOINT)
-        parts = await self._checkpoints.keep(await self._driver.checkpoint(vm_id, directory))
+        files = await self._driver.checkpoint(vm_id, directory)
+        kept = await self._checkpoints.keep(state.claim.tenant_id, files, suspend.parent_id)
         manifest = CheckpointManifest(
             session_id=state.claim.session_id,
             incarnation=state.claim.incarnation,
             parent_id=suspend.parent_id,
             fingerprint=fingerprint,
-            parts=parts,
+            parts=kept.parts,
+            packs=kept.packs,
         )
         await self._workspace.write_manifest(vm_id, suspend.checkpoint_id, manifest)
         return manifest

@@ -38,7 +38,6 @@ def services_of(
             module,
             {
                 "TORPOR_DATA_DIR": str(data.root),
-                "TORPOR_CHUNKS_DIRECTORY": str(data.chunks),
                 "TORPOR_NATS_URL": nats_url,
                 "TORPOR_NKEY_SEED_FILE": str(seeds[name]),
                 "TORPOR_LOG_DSN": sqlite_dsn(data.log_database),

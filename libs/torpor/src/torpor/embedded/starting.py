@@ -130,5 +130,12 @@ class _Whole:
         )
 
 
-_PASSED: Final = ("TORPOR_BILLING_", "TORPOR_SCHEDULER_", "TORPOR_VM_HOST_", "TORPOR_REAPER_", "TORPOR_SNAPSHOT_STORE_")
-"""Settings of single services, which the operator may set for the whole."""
+_PASSED: Final = (
+    "TORPOR_BILLING_",
+    "TORPOR_CHUNKS_",
+    "TORPOR_REAPER_",
+    "TORPOR_SCHEDULER_",
+    "TORPOR_SNAPSHOT_STORE_",
+    "TORPOR_VM_HOST_",
+)
+"""Settings of single services and of the chunk store, which the operator may set for the whole."""

@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
 
 
 class Freeing(msgspec.Struct, frozen=True, kw_only=True, tag="freeing"):
-    """Its parts are being deleted; it can be restored no more."""
+    """Its packs are being deleted; it can be restored no more."""
 
     tenant_id: TenantId
     manifest: CheckpointManifest
@@ -49,7 +49,7 @@ class Freeing(msgspec.Struct, frozen=True, kw_only=True, tag="freeing"):
 
 
 class Freed(msgspec.Struct, frozen=True, kw_only=True, tag="freed"):
-    """Its parts are gone."""
+    """The packs that only it held are gone."""
 
     tenant_id: TenantId
     manifest: CheckpointManifest
@@ -103,6 +103,10 @@ def check_manifest(manifest: CheckpointManifest) -> None:
             f"the manifest has the parts {', '.join(kinds) or 'none'}",
             f"give exactly one of each: {', '.join(sorted(PART_KINDS))}",
         )
+    if not manifest.packs:
+        raise Rejected(
+            "manifest-incomplete", "the manifest names no pack", "name the packs that putting the parts answered"
+        )
     if any(part.size_bytes < 0 for part in manifest.parts) or manifest.incarnation < 1 or not manifest.fingerprint:
         raise Rejected(
             "manifest-illegal",
@@ -133,8 +137,9 @@ def register(
         recorded_at=now,
     )
     if manifest.parent_id is None:
+        _check_shared(manifest, frozenset())
         return [(checkpoint_id, recorded)]
-    check_parent(states[manifest.parent_id], manifest.parent_id, tenant_id)
+    check_parent(states[manifest.parent_id], manifest.parent_id, tenant_id, manifest)
     held = CheckpointReferenced(checkpoint_id=manifest.parent_id, child_id=checkpoint_id)
     return [(checkpoint_id, recorded), (manifest.parent_id, held)]
 
@@ -153,12 +158,15 @@ def check_same(
         raise _freed(checkpoint_id)
 
 
-def check_parent(parent: CheckpointState, parent_id: CheckpointId, tenant_id: TenantId) -> None:
-    """Refuse a parent that is not there, is another tenant's, or is freed."""
+def check_parent(
+    parent: CheckpointState, parent_id: CheckpointId, tenant_id: TenantId, manifest: CheckpointManifest
+) -> None:
+    """Refuse a parent that is not there, is another tenant's, or is freed; and packs shared with anything else."""
     if isinstance(parent, Absent) or parent.tenant_id != tenant_id:
         raise Rejected("parent-unknown", f"there is no checkpoint {parent_id}", "name a parent that is recorded")
     if not isinstance(parent, Kept):
         raise _freed(parent_id)
+    _check_shared(manifest, frozenset(pack.address for pack in parent.manifest.packs))
 
 
 def check_free(state: CheckpointState, checkpoint_id: CheckpointId, tenant_id: TenantId) -> None:
@@ -195,6 +203,17 @@ def freed(
         return [(checkpoint_id, gone)]
     let_go = CheckpointUnreferenced(checkpoint_id=parent_id, child_id=checkpoint_id)
     return [(checkpoint_id, gone), (parent_id, let_go)]
+
+
+def _check_shared(manifest: CheckpointManifest, of_parent: frozenset[str]) -> None:
+    """Packs are held by those who are recorded with them: what a checkpoint shares must be its parent's."""
+    foreign = [pack.address for pack in manifest.packs[1:] if pack.address not in of_parent]
+    if foreign:
+        raise Rejected(
+            "manifest-illegal",
+            f"it shares {foreign[0]}, which its parent does not hold",
+            "put the parts onto the pack of the checkpoint's parent, or onto none",
+        )
 
 
 def _freed(checkpoint_id: CheckpointId) -> Rejected:

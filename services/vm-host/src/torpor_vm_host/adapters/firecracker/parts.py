@@ -71,7 +71,7 @@ def bind(memory: Path, disk: Path, state: bytes, template: Template, to: Path) -
         file.flush()
         os.fsync(file.fileno())
     return [
-        PartFile(kind="memory", path=memory),
+        PartFile(kind="memory", path=memory, head_bytes=read_header(memory).length),
         PartFile(kind="devices", path=devices),
-        PartFile(kind="disk", path=disk),
+        PartFile(kind="disk", path=disk, head_bytes=read_header(disk).length),
     ]

@@ -30,6 +30,11 @@ class PageFileHeader(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     base_digest: bytes
 
+    @property
+    def length(self) -> int:
+        """Where the pages begin: after the header and their numbers."""
+        return HEADER.size + 4 * self.pages
+
 
 class MemoryRange(msgspec.Struct, frozen=True, kw_only=True):
     """A part of guest memory in QEMU's address space: where it is, how long, and where in the memory file."""

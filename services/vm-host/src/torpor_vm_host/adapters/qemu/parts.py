@@ -75,7 +75,7 @@ def write(
         with path.open("rb") as file:
             os.fsync(file.fileno())
     return [
-        PartFile(kind="memory", path=memory),
+        PartFile(kind="memory", path=memory, head_bytes=pages.read_header(memory).length),
         PartFile(kind="devices", path=devices),
         PartFile(kind="disk", path=disk),
     ]
