@@ -14,7 +14,7 @@ from torpor_chunks.locations import default_key_file, default_url
 from torpor_chunks.master_keys import make_master_keys
 from torpor_chunks.object_storage import open_objects
 from torpor_chunks.offload import inline
-from torpor_chunks.port import Inspected, PackAddress, PartSource
+from torpor_chunks.port import Inspected, PackAddress, PartSource, Stored
 from torpor_chunks.store import PackStore
 from torpor_contracts.checkpoint import (
     CheckpointManifest,
@@ -44,6 +44,10 @@ class PointedStore(PackStore):
     async def delete(self, tenant_id: TenantId, address: str) -> bool:
         self.points.reach("delete")
         return await super().delete(tenant_id, address)
+
+    async def verify(self, tenant_id: TenantId, address: str) -> Stored:
+        self.points.reach("verify")
+        return await super().verify(tenant_id, address)
 
     async def inspect(self, tenant_id: TenantId, address: str) -> Inspected:
         found = await super().inspect(tenant_id, address)

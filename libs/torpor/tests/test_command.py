@@ -43,7 +43,8 @@ def benches(tmp_path: Path) -> str:
 def test_help_names_every_command_and_the_exit_codes() -> None:
     shown = torpor("--help")
     assert shown.returncode == 0
-    for word in ("up", "down", "status", "session", "events", "audit", "host", "doctor", "bench", "3 unavailable"):
+    words = ("up", "down", "status", "session", "checkpoint", "events", "audit", "host", "doctor", "bench")
+    for word in (*words, "3 unavailable"):
         assert word in shown.stdout
 
 
@@ -58,6 +59,7 @@ def test_help_needs_neither_nats_nor_the_tables() -> None:
     "command",
     ["up", "down", "status", "events", "usage", "resources", "doctor", "bench", "completion", "version"]
     + [f"session {name}" for name in ("create", "list", "show", "exec", "output", "suspend", "resume", "terminate")]
+    + [f"checkpoint {name}" for name in ("list", "tree", "verify")]
     + [f"audit {name}" for name in ("verify", "export", "rebuild", "replay")]
     + [f"host {name}" for name in ("list", "drain", "undrain")],
 )

@@ -406,3 +406,29 @@ def test_queries_refuse_what_they_cannot_answer(tmp_path: Path) -> None:
         assert await code(world.ask("checkpoints", "-", at_least=7)) == "view-behind"
 
     run(scenario())
+
+
+def test_verifying_says_what_is_wrong_and_reads_once_for_all_who_ask(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = StoreWorld(tmp_path)
+        first = await world.kept("ckp-1", MEMORY, b"devices", b"disk")
+        await world.kept("ckp-2", CHANGED, b"devices", b"disk", parent="ckp-1", onto=first)
+        await world.fold()
+        good = await world.ask("verify-checkpoint", "ckp-2")
+        assert (good.ok, good.code, len(good.packs)) == (True, "", 2)
+        data = world.path_of(first).read_bytes()
+        world.path_of(first).chmod(0o600)
+        world.path_of(first).write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
+        world.outside.clock.pass_by(10.0)
+        world.points.passed.clear()
+        found = await asyncio.gather(*(world.ask("verify-checkpoint", "ckp-2") for _ in range(5)))
+        assert {one.code for one in found} == {"checkpoint-part-corrupt"}
+        assert not found[0].ok
+        assert world.points.passed.count("verify") == 1
+        assert await code(world.ask("verify-checkpoint", "ckp-2", "other")) == "checkpoint-unknown"
+        await world.terminated()
+        await world.free("ckp-2")
+        await world.fold()
+        assert await code(world.ask("verify-checkpoint", "ckp-2")) == "checkpoint-freed"
+
+    run(scenario())

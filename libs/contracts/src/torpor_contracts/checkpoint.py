@@ -149,10 +149,32 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     stored_bytes: int
     parts: list[CheckpointPart]
+    packs: list[CheckpointPack]
     pinned_by: list[str]
     recorded_at: datetime
     freed_at: datetime | None
     position: int
+
+
+class VerifyCheckpointQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`verify-checkpoint`: read every chunk of the one that is the target. Asked again while that goes on, it joins."""
+
+    at_least: int = 0
+
+
+class CheckpointVerification(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading a checkpoint whole has shown. `code` and `detail` say what is wrong unless it is `ok`.
+
+    `size_bytes` is the sum of its parts, `packs` what they were read from.
+    """
+
+    checkpoint_id: CheckpointId
+    ok: bool
+    code: str
+    detail: str
+    size_bytes: int
+    packs: list[CheckpointPack]
+    took_ms: int
 
 
 class CheckpointsAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,11 @@ QUERIES: Final = {
         "exec": QueryShape(scheduling.ExecQuery, scheduling.ExecView),
         "hosts": QueryShape(scheduling.HostsQuery, scheduling.HostsAnswer),
     },
+    "snapshot-store": {
+        "checkpoint": QueryShape(checkpoint.CheckpointQuery, checkpoint.CheckpointView),
+        "checkpoints": QueryShape(checkpoint.CheckpointsQuery, checkpoint.CheckpointsAnswer),
+        "verify-checkpoint": QueryShape(checkpoint.VerifyCheckpointQuery, checkpoint.CheckpointVerification),
+    },
     "log-relay": {"head": QueryShape(log_heads.HeadQuery, log_heads.HeadAnswer)},
     "billing": {"usage": QueryShape(usage.UsageQuery, usage.UsageAnswer)},
     "reaper": {

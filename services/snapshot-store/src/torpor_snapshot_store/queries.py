@@ -5,7 +5,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from torpor_contracts.checkpoint import CheckpointQuery, CheckpointsAnswer, CheckpointsQuery, CheckpointView
+from torpor_contracts.checkpoint import (
+    CheckpointQuery,
+    CheckpointsAnswer,
+    CheckpointsQuery,
+    CheckpointVerification,
+    CheckpointView,
+    VerifyCheckpointQuery,
+)
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import SYSTEM_TENANT, TenantId
 from torpor_eventlog.instants import from_us
@@ -14,18 +21,20 @@ from torpor_messaging.service import QueryRoute
 from torpor_messaging.service_ports import ServicePorts
 from torpor_messaging.subjects import NO_TARGET
 from torpor_snapshot_store.projections import CHECKPOINTS, SESSIONS, CheckpointRow, Checkpoints, SessionRow
+from torpor_snapshot_store.verifying import Verifying
 
 LIMIT_MAX: Final = 500
 BEHIND_S_MAX: Final = 3.0
 BEHIND_PAUSE_S: Final = 0.02
 
-Parameters = TypeVar("Parameters", CheckpointQuery, CheckpointsQuery)
+Parameters = TypeVar("Parameters", CheckpointQuery, CheckpointsQuery, VerifyCheckpointQuery)
 
 
 class Queries:
     """Answers the snapshot store's queries."""
 
-    def __init__(self, ports: ServicePorts) -> None:
+    def __init__(self, ports: ServicePorts, verifying: Verifying) -> None:
+        self._verifying = verifying
         self._views = ports.views
         self._clock = ports.clock
 
@@ -34,6 +43,7 @@ class Queries:
         return (
             QueryRoute(service=service, type="checkpoint", handle=self.checkpoint),
             QueryRoute(service=service, type="checkpoints", handle=self.checkpoints),
+            QueryRoute(service=service, type="verify-checkpoint", handle=self.verify),
         )
 
     async def checkpoint(self, tenant_id: TenantId, target: str, parameters: Mapping[str, Any]) -> CheckpointView:
@@ -41,10 +51,17 @@ class Queries:
         query = _parsed(parameters, CheckpointQuery)
         await self._catch_up(query.at_least)
         async with self._views.reading() as rows:
-            row: CheckpointRow | None = await rows.get(CHECKPOINTS, target)
-            if row is None or tenant_id not in {row.tenant_id, SYSTEM_TENANT}:
-                raise Rejected("checkpoint-unknown", f"there is no checkpoint {target}", "see the list of checkpoints")
-            return await _view(rows, row)
+            return await _view(rows, await _row(rows, tenant_id, target))
+
+    async def verify(self, tenant_id: TenantId, target: str, parameters: Mapping[str, Any]) -> CheckpointVerification:
+        """Read one checkpoint whole."""
+        query = _parsed(parameters, VerifyCheckpointQuery)
+        await self._catch_up(query.at_least)
+        async with self._views.reading() as rows:
+            row = await _row(rows, tenant_id, target)
+        if row.state != "kept":
+            raise Rejected("checkpoint-freed", f"{target} is freed", "verify a checkpoint that is kept")
+        return await self._verifying.verify(row)
 
     async def checkpoints(self, tenant_id: TenantId, target: str, parameters: Mapping[str, Any]) -> CheckpointsAnswer:
         """A page of checkpoints, of one session or of all."""
@@ -76,6 +93,13 @@ class Queries:
             await self._clock.sleep(BEHIND_PAUSE_S)
 
 
+async def _row(rows: Rows, tenant_id: TenantId, target: str) -> CheckpointRow:
+    row: CheckpointRow | None = await rows.get(CHECKPOINTS, target)
+    if row is None or tenant_id not in {row.tenant_id, SYSTEM_TENANT}:
+        raise Rejected("checkpoint-unknown", f"there is no checkpoint {target}", "see the list of checkpoints")
+    return row
+
+
 async def _view(rows: Rows, row: CheckpointRow) -> CheckpointView:
     session: SessionRow | None = await rows.get(SESSIONS, row.session_id)
     return CheckpointView(
@@ -89,6 +113,7 @@ async def _view(rows: Rows, row: CheckpointRow) -> CheckpointView:
         size_bytes=sum(part.size_bytes for part in row.manifest.parts),
         stored_bytes=row.stored_bytes,
         parts=row.manifest.parts,
+        packs=row.manifest.packs,
         pinned_by=[] if row.state != "kept" else _pins(row, session or SessionRow(session_id=row.session_id)),
         recorded_at=from_us(row.recorded_us),
         freed_at=None if row.freed_us is None else from_us(row.freed_us),

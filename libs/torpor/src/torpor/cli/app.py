@@ -15,6 +15,7 @@ _work = Group("Sessions and evidence", sort_key=2)
 _fleet = Group("Operating", sort_key=3)
 
 session = App(name="session", help="Create, use, put to sleep, wake and end sessions.", group=_work)
+checkpoint = App(name="checkpoint", help="What sleeping sessions are kept as.", group=_work)
 audit = App(name="audit", help="Check, carry away, rebuild and replay the log.", group=_work)
 host = App(name="host", help="The hosts that run machines.", group=_fleet)
 
@@ -40,6 +41,11 @@ _SESSION = (
     ("resume", "Wake a session."),
     ("terminate", "End a session for good."),
 )
+_CHECKPOINT = (
+    ("list", "List checkpoints."),
+    ("tree", "Show which checkpoint was made after which."),
+    ("verify", "Read checkpoints whole, and say whether every byte is what it was."),
+)
 _AUDIT = (
     ("verify", "Check the whole log and its copies, or a bundle, off-line."),
     ("export", "Write a bundle that proves a session's events off-line."),
@@ -56,6 +62,7 @@ for _name, _path, _group, _help in _TOP:
     app.command(_path, name=_name, group=_group, help=_help)
 for _group_app, _module, _commands in (
     (session, "torpor.cli.session", _SESSION),
+    (checkpoint, "torpor.cli.checkpoint", _CHECKPOINT),
     (audit, "torpor.cli.audit", _AUDIT),
     (host, "torpor.cli.host", _HOST),
 ):

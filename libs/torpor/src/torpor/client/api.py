@@ -1,4 +1,4 @@
-"""The SDK's front: connect, and reach sessions, events, hosts, usage and resources."""
+"""The SDK's front: connect, and reach sessions, checkpoints, events, hosts, usage and resources."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from torpor.client import discovery, events
+from torpor.client.checkpoints import Checkpoints
 from torpor.client.connection import Connection
 from torpor.client.models import Event
 from torpor.client.session import RECEIPT_TIMEOUT_S, WAIT_TIMEOUT_S, Session, new_id
@@ -117,6 +118,7 @@ class Torpor:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.sessions = Sessions(connection)
+        self.checkpoints = Checkpoints(connection)
         self.hosts = Hosts(connection)
 
     @property
