@@ -99,6 +99,7 @@ MUTANTS: Final = {
             "broken",
             "woken",
             "settles",
+            "notes",
             plan=restless,
         ),
         _mutant(mutations.incarnation_reused, "incarnations", "one-live-vm", "one-running", "broken"),
