@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.driver_kits import DRIVER_KITS, using
 from tests.support.drivers import (
-    DRIVER_KITS,
     DriverKit,
     Taking,
     bounded,
@@ -28,9 +28,7 @@ X = ExecId("x-1")
 
 @pytest.fixture(params=sorted(DRIVER_KITS))
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DriverKit]:
-    made = DRIVER_KITS[request.param](tmp_path)
-    yield made
-    made.clean_up()
+    yield from using(request, tmp_path)
 
 
 async def state_of(driver: Driver, vm_id: VmId) -> str | None:
@@ -182,7 +180,7 @@ def test_parts_of_different_generations_are_refused(kit: DriverKit) -> None:
         spec = await started(kit, driver)
         old = {part.kind: part for part in await driver.checkpoint(spec.vm_id, kit.new_directory())}
         await driver.resume(spec.vm_id)
-        await run_program(driver, spec.vm_id, "sh", "-c", "echo newer > /root/file")
+        await run_program(driver, spec.vm_id, "sh", "-c", "echo newer > /root/file; sync")
         new = {part.kind: part for part in await driver.checkpoint(spec.vm_id, kit.new_directory())}
         mixed = [new["memory"], new["devices"], old["disk"]]
         again = kit.spec(machine=spec.machine)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.driver_kits import DRIVER_KITS, using
 from tests.support.drivers import (
-    DRIVER_KITS,
     DriverKit,
     Taking,
     bounded,
@@ -27,9 +27,7 @@ X = ExecId("x-1")
 
 @pytest.fixture(params=sorted(DRIVER_KITS))
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DriverKit]:
-    made = DRIVER_KITS[request.param](tmp_path)
-    yield made
-    made.clean_up()
+    yield from using(request, tmp_path)
 
 
 def test_output_and_exit_code_of_a_program(kit: DriverKit) -> None:

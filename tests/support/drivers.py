@@ -1,9 +1,9 @@
 """Drivers for the contract suite: how each is made, and what its guest calls the few programs the suite needs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torpor_chunks.offload import in_thread, inline
 from torpor_contracts.ids import CheckpointId, ExecId, SessionId, TenantId, VmId
@@ -20,6 +20,8 @@ class DriverKit:
     name = "simulated on memory"
     start_s_max = 5.0
     machine = MachineSpec()
+    not_shown: ClassVar[Mapping[str, str]] = {}
+    """Tests of the suite that this kit cannot run, and why."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -74,10 +76,6 @@ class DirectoryKit(DriverKit):
         """A driver object."""
         machines = DirectoryMachines(self.root / "machines", offload=in_thread)
         return SimulatedDriver(machines, SystemClock(), timing=Timing(start_s=0.0, checkpoint_s=0.0))
-
-
-DRIVER_KITS: dict[str, type[DriverKit]] = {kit.name: kit for kit in (DriverKit, DirectoryKit)}
-"""Every driver that is to be believed stands here."""
 
 
 class Taking:

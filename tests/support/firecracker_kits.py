@@ -1,6 +1,7 @@
 """The Firecracker driver for the contract suite: over the programs of `tests.support.firecracker`, or the real ones."""
 
 import atexit
+import gzip
 import json
 import os
 import shutil
@@ -11,12 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import msgspec
 import yaml
 
-import torpor_guest_agent
 from tests.support.drivers import DriverKit
 from tests.support.firecracker.userfault import userfaults_work
+from torpor_contracts.errors import Rejected
 from torpor_contracts.session import ExecSpec, MachineSpec
 from torpor_vm_host.adapters.firecracker import paging
 from torpor_vm_host.adapters.firecracker.cgroups import Cgroups, find_cgroups
@@ -26,7 +26,7 @@ from torpor_vm_host.adapters.firecracker.engine import Engine, find_engine
 from torpor_vm_host.adapters.firecracker.jail import Jailing
 from torpor_vm_host.adapters.firecracker.process import RECORD, Recorded
 from torpor_vm_host.adapters.firecracker.template import Workshop
-from torpor_vm_host.images.builder import ImageInfo, ImageLibrary
+from torpor_vm_host.images.builder import Image, ImageInfo, ImageLibrary
 from torpor_vm_host.images.library import default_library
 from torpor_vm_host.ports import Driver
 
@@ -55,7 +55,7 @@ class FirecrackerKit(DriverKit):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._drivers: list[FirecrackerDriver] = []
-        self.machines.mkdir()
+        self.machines.mkdir(exist_ok=True)
 
     @property
     def machines(self) -> Path:
@@ -128,19 +128,31 @@ class FirecrackerServerKit(FirecrackerKit):
 
     def library(self) -> ImageLibrary:
         """One image, `default`, of a kernel that is only a header, and a disk of nothing."""
-        return _library()
+        return OneImage(_shared(), _shared() / "images", _shared())
 
-    def requests(self) -> list[dict[str, Any]]:
-        """What the programs were asked for until now."""
-        lines = (_shared() / f"programs-{self.version}" / "log").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+    def told(self, identity: str) -> list[dict[str, Any]]:
+        """All requests to one machine's Firecracker until now, with their answers."""
+        lines = (programs(self.version) / "log").read_text().splitlines()
+        return [entry for entry in map(json.loads, lines) if entry.get("id") == identity]
+
+    def jailed(self, identity: str) -> dict[str, Any]:
+        """The options with which the jailer was started for one machine."""
+        lines = (programs(self.version) / "log").read_text().splitlines()
+        entries = [entry["jailer"] for entry in map(json.loads, lines) if "jailer" in entry]
+        (found,) = [entry for entry in entries if entry["id"] == identity]
+        return dict(found)
 
 
 class FirecrackerServerFilesKit(FirecrackerServerKit):
     """The same, with memory restored from files."""
 
-    name = "firecracker over a test server, from files"
     paging: Paging = "file"
+
+
+class OldFirecrackerServerKit(FirecrackerServerKit):
+    """The same, of the oldest release that the driver works with."""
+
+    version = "1.12.1"
 
 
 def server_engine(version: str = VERSION) -> Engine:
@@ -167,6 +179,16 @@ def programs(version: str) -> Path:
     return folder
 
 
+def bzimage(kernel: bytes) -> bytes:
+    """A Linux boot image with nothing in it but a packed kernel (kernel: Documentation/arch/x86/boot.rst)."""
+    packed = gzip.compress(kernel)
+    header = bytearray(1024)
+    header[0x1F1] = 1  # sectors of setup after the first
+    header[0x202:0x208] = b"HdrS" + (0x20F).to_bytes(2, "little")
+    header[0x248:0x250] = (16).to_bytes(4, "little") + len(packed).to_bytes(4, "little")
+    return bytes(header) + bytes(16) + packed + len(kernel).to_bytes(4, "little")
+
+
 @cache
 def _shared() -> Path:
     """A folder for this test run: templates are made once."""
@@ -175,26 +197,32 @@ def _shared() -> Path:
     return folder
 
 
-@cache
-def _library() -> ImageLibrary:
-    recipes, cache_folder = _shared() / "recipes", _shared() / "images"
-    (recipes / "default").mkdir(parents=True)
-    (recipes / "default" / "recipe.toml").write_text('name = "default"\n')
-    library = ImageLibrary(recipes, cache_folder, Path(torpor_guest_agent.__file__).parent)
-    key = library.key("default")
-    folder = cache_folder / f"default-{key[:16]}"
-    folder.mkdir(parents=True)
-    (folder / "vmlinuz").write_bytes(bytes(0x202) + b"HdrS" + bytes(64))
-    (folder / "initrd.gz").write_bytes(b"nothing")
-    with (folder / "rootfs.ext4").open("wb") as file:
-        file.truncate(IMAGE_MIB * 2**20)
-    info = ImageInfo(
-        name="default", key=key, suite="none", kernel_version="none", disk_mib=IMAGE_MIB, size_bytes=0, digests={}
-    )
-    (folder / "image.json").write_bytes(msgspec.json.encode(info))
-    for path in folder.iterdir():
-        path.chmod(0o444)
-    return library
+class OneImage(ImageLibrary):
+    """One image, `default`, whose kernel is only a header and whose disk has nothing on it."""
+
+    def find(self, recipe: str | Path) -> Image | None:
+        """The image, made when it is first asked for."""
+        if recipe != "default":
+            raise Rejected("unknown-image", f"there is no recipe {recipe}", "known images: default")
+        info = ImageInfo(
+            name="default",
+            key="1" * 64,
+            suite="none",
+            kernel_version="none",
+            disk_mib=IMAGE_MIB,
+            size_bytes=0,
+            digests={"rootfs.ext4": "2" * 64},
+        )
+        image = Image(info=info, folder=self.cache / "default", agent_key="3" * 64)
+        if not image.folder.is_dir():
+            image.folder.mkdir(parents=True)
+            image.kernel.write_bytes(bzimage(b"\x7fELF, or so a loader that reads no further thinks"))
+            image.initrd.write_bytes(b"nothing")
+            image.rootfs.touch()
+            os.truncate(image.rootfs, IMAGE_MIB * 2**20)
+            for path in image.folder.iterdir():
+                path.chmod(0o444)
+        return image
 
 
 def server_kits() -> tuple[type[FirecrackerKit], ...]:

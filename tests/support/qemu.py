@@ -1,48 +1,57 @@
-"""The QEMU driver for the contract suite: real machines, from an image and a template in the user's cache."""
+"""The QEMU driver for tests: real machines, from an image and templates in the user's cache."""
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import Final
+
+import pytest
 
 from tests.support.drivers import DriverKit
 from torpor_contracts.session import ExecSpec
-from torpor_messaging.system import SystemIds
+from torpor_eventlog.instants import to_us
+from torpor_messaging.system import SystemClock, SystemIds
+from torpor_vm_host.adapters.qemu import cgroups as groups
+from torpor_vm_host.adapters.qemu.confining import CLAIM, Confining, read_claim
 from torpor_vm_host.adapters.qemu.driver import QemuDriver
 from torpor_vm_host.adapters.qemu.engine import find_engine
-from torpor_vm_host.adapters.qemu.process import QemuProcess
+from torpor_vm_host.adapters.qemu.process import recorded_pid
+from torpor_vm_host.adapters.qemu.slots import SlotPolicy
+from torpor_vm_host.images.builder import missing_tools
 from torpor_vm_host.images.library import default_library
-from torpor_vm_host.ports import Driver
 
-COUNTING = "n=$(($(cat /dev/shm/n 2>/dev/null || echo 0) + 1)); echo $n > /dev/shm/n; echo $n"
+COUNTING: Final = "n=$(($(cat /dev/shm/n 2>/dev/null || echo 0) + 1)); echo $n > /dev/shm/n; echo $n"
+NO_SLOTS: Final = SlotPolicy(warm=0, blank=0)
 
 
 class QemuKit(DriverKit):
-    """Real machines under TCG."""
+    """Real machines under emulation."""
 
     name = "qemu"
     start_s_max = 10.0
+    policy = NO_SLOTS
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._drivers: list[QemuDriver] = []
+        self.made: list[QemuDriver] = []
+        (root / "vms").mkdir()
 
-    def driver(self) -> Driver:
+    def driver(self) -> QemuDriver:
         """A driver object; the one before it loses its connections, as it would with its process."""
-        for earlier in self._drivers:
+        for earlier in self.made:
             earlier.abandon()
-        (self.root / "vms").mkdir(exist_ok=True)
-        library = default_library()
-        ids = SystemIds()
+        clock = SystemClock()
         driver = QemuDriver(
             find_engine("tcg"),
-            library,
-            self.root / "vms",
-            library.cache.parent / "templates",
-            new_epoch=lambda: ids.new("epoch"),
+            default_library(),
+            self.root,
+            confining=Confining.find("if-possible"),
+            slots=self.policy,
+            new_id=SystemIds().new,
+            wall_ns=lambda: to_us(clock.now()) * 1000,
             progress=lambda _: None,
         )
-        self._drivers.append(driver)
+        self.made.append(driver)
         return driver
 
     def counting(self) -> ExecSpec:
@@ -50,14 +59,27 @@ class QemuKit(DriverKit):
         return ExecSpec(argv=["sh", "-c", COUNTING])
 
     def clean_up(self) -> None:
-        """End every machine that is still there."""
-        for directory in (self.root / "vms").glob("*"):
-            process = QemuProcess.find(directory)
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, 9)
+        """End every machine that is still there, and let go of everything."""
+        for driver in self.made:
+            driver.abandon()
+        for path in self.root.glob(f"*/*/{CLAIM}"):
+            claim, pid = read_claim(path.parent), recorded_pid(path.parent)
+            if pid is not None:
+                os.kill(pid, 9)
+            if claim is not None:
+                groups.end(claim.directories)
 
 
-def qemu_is_here() -> bool:
-    """Whether real machines can run here."""
-    return shutil.which("qemu-system-x86_64") is not None and shutil.which("mmdebstrap") is not None
+def qemu_lacks() -> list[str]:
+    """The packages without which no real machine can run here."""
+    tools = {"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils"}
+    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None} | {*missing_tools()})
+
+
+def need_qemu() -> None:
+    """Skip where real machines cannot run; fail where they must."""
+    lacking = qemu_lacks()
+    if lacking and os.environ.get("CI"):
+        pytest.fail(f"CI must have {', '.join(lacking)}")
+    if lacking:
+        pytest.skip(f"real machines need {', '.join(lacking)}")

@@ -54,6 +54,7 @@ class Guest:
             (home / name).mkdir(parents=True, exist_ok=True)
         (home / "tmp").chmod(0o1777)
         self.pid = 0
+        self._namespace = "none"
         self.nearby = os.path.relpath(self.agent)
         """The socket's path from the working directory: a longer one than 107 bytes is too long."""
 
@@ -66,6 +67,9 @@ class Guest:
         self.pid = os.fork()
         if self.pid:
             listening.close()
+            self._namespace = _namespace(self.pid)
+            if self._namespace in {"", _namespace(os.getpid())}:
+                raise RuntimeError("the guest has no pid namespace of its own")
             return
         try:
             _become_machine(self.home)
@@ -111,14 +115,9 @@ class Guest:
             archive.extractall(self.home, filter="fully_trusted")
 
     def _processes(self) -> list[int]:
-        found, fresh = [self.pid], [self.pid]
-        while fresh:
-            for task in _listed(Path(f"/proc/{fresh.pop()}/task")):
-                with contextlib.suppress(OSError):
-                    children = [int(number) for number in (task / "children").read_text().split()]
-                    found += children
-                    fresh += children
-        return found
+        """Those of the guest's pid namespace, and never another process of this machine."""
+        there = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+        return [pid for pid in there if _namespace(pid) == self._namespace]
 
 
 def framed(data: bytes, size: int) -> bytes:
@@ -159,11 +158,11 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _namespace(pid: int) -> str:
     try:
-        return list(folder.iterdir())
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
-        return []
+        return ""
 
 
 def _is_stopped(pid: int) -> bool:

@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 PATHS: Final = "paths"
+INT64_MAX: Final = 2**63 - 1
 KINDS: Final[dict[str, tuple[type, ...]]] = {
     "object": (dict,),
     "array": (list,),
@@ -43,7 +44,8 @@ class Interface:
         if "enum" in schema and value not in schema["enum"]:
             raise ValueError(f"{at}: unknown variant {value!r}, expected one of {schema['enum']}")
         if kind == "integer":
-            if found < schema.get("minimum", value) or found > schema.get("maximum", value):
+            largest = schema.get("maximum", INT64_MAX if schema.get("format") == "int64" else found)
+            if found < schema.get("minimum", found) or found > largest:
                 raise ValueError(f"{at}: {value} is out of range")
         elif kind == "array":
             for number, item in enumerate(found):

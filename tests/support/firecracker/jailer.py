@@ -98,6 +98,8 @@ def _be_firecracker(options: argparse.Namespace, version: str, definition: dict[
         machine = Machine(Path.cwd(), options.uid, (major, minor, patch))
         server = Server(machine, Interface(definition), options.id, log)
         asyncio.run(server.run(options.api_sock.lstrip("/")))
-        code = 1 if machine.ended else 0
+        code = 0 if machine.succeeded else 1
+        sys.stdout.write(f"Firecracker exiting. exit_code={code}\n")
+        sys.stdout.flush()
     finally:
         os._exit(code)

@@ -19,6 +19,9 @@ BZIMAGE: Final = b"HdrS"
 BZIMAGE_SINCE: Final = (1, 17, 0)
 OVERRIDES_SINCE: Final = (1, 16, 0)
 TRACKS_SINCE: Final = (1, 14, 0)
+RESETS: Final = b"\xb0\xfe\xe6\x64"
+HANGS: Final = b"\xeb\xfe"
+"""What the kernels of nothing but a few instructions do: write to the keyboard controller, or jump to themselves."""
 
 
 class Machine:
@@ -31,7 +34,7 @@ class Machine:
         self.rules = Rules()
         self.guest: Guest | None = None
         self.vsock: Path | None = None
-        self.ended = False
+        self.ended = self.succeeded = False
         self._tracks = False
         self._memory = b""
         """Memory as it was when it was last snapshot or loaded."""
@@ -72,6 +75,11 @@ class Machine:
 
     def _boot(self) -> None:
         config = self.rules.config
+        kernel = self._inside(config["/boot-source"]["kernel_image_path"]).read_bytes()
+        if kernel.endswith(HANGS) or RESETS in kernel:
+            self.rules.started = True
+            self.succeeded = self.ended = RESETS in kernel
+            return
         if "/vsock" not in config or "torpor.agent=vsock:" not in config["/boot-source"].get("boot_args", ""):
             raise Refused("Start microvm error: the agent of this image is met on a vsock only")
         if not any(drive["is_root_device"] for drive in self.rules.drives.values()):

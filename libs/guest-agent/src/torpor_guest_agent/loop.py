@@ -193,6 +193,9 @@ class Loop:
         fcntl.fcntl(self._channel, fcntl.F_SETOWN, os.getpid())
         self._ask_for_signals(asked=True)
         self.at(time.monotonic() + HANG_UP_PAUSE_S, self._look_again)
+        # A host that came back before the kernel was asked is not signalled.
+        if self._has_host():
+            self._look_again()
 
     def _look_again(self) -> None:
         if self._hung_up:
@@ -201,6 +204,11 @@ class Loop:
             self._ask_for_signals(asked=False)
             self._hung_up = False
             self._arm()
+
+    def _has_host(self) -> bool:
+        ready = select.poll()
+        ready.register(self._channel, 0)
+        return not ready.poll(0)  # otherwise: hung up
 
     def _ask_for_signals(self, *, asked: bool) -> None:
         flags = fcntl.fcntl(self._channel, fcntl.F_GETFL)

@@ -16,6 +16,7 @@ from torpor_vm_host.ports import (
     Driver,
     DriverError,
     ExecOutcome,
+    LiveCheckpoint,
     OnOutput,
     PartFile,
     PresentExec,
@@ -90,6 +91,11 @@ class BoundedDriver:
         """See `Driver.checkpoint`."""
         async with _within(self._limits.checkpoint_s, "checkpoint"):
             return await self._driver.checkpoint(vm_id, directory)
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+        """See `Driver.checkpoint_live`."""
+        async with _within(self._limits.checkpoint_s, "checkpoint"):
+            return await self._driver.checkpoint_live(vm_id, directory)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `Driver.resume`."""

@@ -1,7 +1,8 @@
 """The drivers there are, and which of them this machine can run; a new driver is one more entry of `DRIVERS`."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,7 @@ class DriverKind:
     """`probe` finds out whether the driver really works here; `make` makes one, None while there is none to make."""
 
     name: str
-    probe: Callable[[], Awaitable[Availability]]
+    probe: Callable[[], Coroutine[None, None, Availability]]
     make: Callable[[DriverEnvironment], Driver] | None
 
 
@@ -50,7 +51,7 @@ async def _simulated_works() -> Availability:
     return Availability(ok=True, reason="it runs anywhere; its machines know a few commands and are no real machines")
 
 
-def _not_built(name: str) -> Callable[[], Awaitable[Availability]]:
+def _not_built(name: str) -> Callable[[], Coroutine[None, None, Availability]]:
     async def probe() -> Availability:
         return Availability(
             ok=False,
@@ -61,6 +62,33 @@ def _not_built(name: str) -> Callable[[], Awaitable[Availability]]:
     return probe
 
 
+async def _firecracker_works() -> Availability:
+    from torpor_vm_host.adapters.firecracker.engine import find_engine  # noqa: PLC0415  (only where it is asked for)
+
+    try:
+        engine = await asyncio.to_thread(find_engine)
+    except Rejected as error:
+        return Availability(ok=False, reason=error.message, advice=error.advice)
+    from torpor_vm_host.adapters.firecracker.probe import Unusable, try_out  # noqa: PLC0415  (heavy)
+    from torpor_vm_host.images.library import cache_home, default_library  # noqa: PLC0415
+
+    try:
+        image = await asyncio.to_thread(default_library().find, "default")
+    except Rejected:  # no recipe, or not a machine that builds images: the small program must do
+        image = None
+    try:
+        await try_out(engine, cache_home() / "firecracker", image.kernel if image else None)
+    except Unusable as unusable:
+        return Availability(ok=False, reason=str(unusable), advice=unusable.advice)
+    return Availability(ok=True, reason=f"a machine ran in {engine.firecracker} ({engine.fingerprint})")
+
+
+def _firecracker(environment: DriverEnvironment) -> Driver:
+    from torpor_vm_host.adapters.firecracker.assembling import make_driver as make  # noqa: PLC0415  (heavy)
+
+    return make(environment.directory, _log.info)
+
+
 def _simulated(environment: DriverEnvironment) -> Driver:
     machines = DirectoryMachines(environment.directory / "machines")
     return SimulatedDriver(machines, environment.clock, timing=environment.timing)
@@ -69,7 +97,7 @@ def _simulated(environment: DriverEnvironment) -> Driver:
 DRIVERS: Final[Mapping[str, DriverKind]] = {
     kind.name: kind
     for kind in (
-        DriverKind("firecracker", _not_built("Firecracker"), None),
+        DriverKind("firecracker", _firecracker_works, _firecracker),
         DriverKind("qemu", _not_built("QEMU"), None),
         DriverKind(SIMULATED, _simulated_works, _simulated),
     )

@@ -68,6 +68,13 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     head_bytes: int = 0
 
 
+class LiveCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a machine that goes on, and how long it stood still for them, in milliseconds."""
+
+    parts: list[PartFile]
+    pause_ms: float
+
+
 class PresentVm(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that exists on this host now, whoever started it.
 
@@ -162,6 +169,14 @@ class Driver(Protocol):
 
         After an error it may be paused or running: `resume` makes it run. Asked again of a machine that is paused by
         a checkpoint, it writes the same state again.
+        """
+        ...
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+        """Write the parts of a running machine into the empty `directory`, durably; it stands still only briefly.
+
+        All parts are of one moment. After an error the machine runs on, and `resume` makes sure of it. Code
+        `vm-not-running`: it is paused.
         """
         ...
 

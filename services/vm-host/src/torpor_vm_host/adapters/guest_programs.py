@@ -10,10 +10,21 @@ from torpor_contracts.ids import ExecId, VmId
 from torpor_contracts.session import ExecSpec
 from torpor_guest_agent.frames import Frame
 from torpor_vm_host.adapters.qemu.following import Followers, unknown_program
-from torpor_vm_host.adapters.qemu.guest import GuestChannel
+from torpor_vm_host.adapters.qemu.guest import GuestChannel, programs_of
 from torpor_vm_host.ports import VM_GONE, DriverError, ExecOutcome, OnOutput, Output, PresentExec
 
-CANNOT_START: Final = {"not-found": 127, "not-permitted": 126, "cannot-start": 126, "no-such-user": 126}
+CANNOT_START: Final = {
+    "not-found": 127,
+    "not-permitted": 126,
+    "cannot-start": 126,
+    "no-such-directory": 126,
+    "no-such-user": 126,
+    "name-too-long": 126,
+    "not-a-directory": 126,
+    "out-of-memory": 126,
+    "too-many-processes": 126,
+}
+"""The agent's reason -> the exit code a shell would give."""
 
 
 class GuestPrograms(ABC):
@@ -48,8 +59,6 @@ class GuestPrograms(ABC):
 
     async def exec(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
-        if any(known.exec_id == exec_id for known in await self.execs(vm_id)):
-            raise DriverError("exec-exists", f"the guest knows {exec_id} already", retryable=False)
         guest, followers = await self._talk(vm_id)
         header = {
             "exec_id": exec_id,
@@ -84,8 +93,8 @@ class GuestPrograms(ABC):
         """See `ports.Driver`."""
         answer = await self._ask(vm_id, "programs")
         return [
-            PresentExec(exec_id=found["exec_id"], running=found["running"], remaining_s=found["remaining_s"] or 0.0)
-            for found in answer.header["programs"]
+            PresentExec(exec_id=ExecId(found.exec_id), running=found.running, remaining_s=found.remaining_s or 0.0)
+            for found in programs_of(answer)
         ]
 
     async def kill(self, vm_id: VmId, exec_id: ExecId, signal: int) -> None:

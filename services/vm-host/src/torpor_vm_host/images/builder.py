@@ -1,12 +1,11 @@
-"""Builds a guest image with mmdebstrap from the machine's own package sources, into a cache keyed by content."""
+"""Builds guest images into a cache keyed by content: what is there is whole, and is never written again."""
 
 import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -14,21 +13,17 @@ from typing import Final
 import msgspec
 
 from torpor_contracts.errors import Rejected
-from torpor_guest_agent.identity import FOLDER, LINKED
-from torpor_vm_host.images.initrd import build_initrd
+from torpor_vm_host.images.initrd import agent_archive, boot_archive
 from torpor_vm_host.images.recipe import LoadedRecipe, load_recipe, recipe_key
+from torpor_vm_host.images.rootfs import Progress, fetch_kernel, make_rootfs
 
-KERNEL_META: Final = "linux-image-cloud-amd64"
-AGENT_FOLDER: Final = "/usr/lib/torpor"
 CHAIN_MAX: Final = 8
-BUILD_TIMEOUT_S: Final = 1800
+KEY_DIGITS: Final = 16
 TOOLS: Final = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
-
-Progress = Callable[[str], None]
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A built image: `key` is its content key, digests are `sha256:<hex>` of the files beside `image.json`."""
+    """A built image: `key` is its content key, digests are SHA-256 in hex of the files beside `image.json`."""
 
     name: str
     key: str
@@ -40,10 +35,18 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """A built image and where it is: `kernel`, `initrd` and the read-only root file system `rootfs`."""
+    """A built image with an agent: `kernel`, `initrd` and the read-only root file system `rootfs`."""
 
     info: ImageInfo
     folder: Path
+    agent_key: str
+
+    @property
+    def key(self) -> str:
+        """The content key of image and agent."""
+        return hashlib.sha256(
+            f"{self.info.key}\n{self.info.digests['rootfs.ext4']}\n{self.agent_key}".encode()
+        ).hexdigest()
 
     @property
     def kernel(self) -> Path:
@@ -52,8 +55,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def initrd(self) -> Path:
-        """The initial RAM disk."""
-        return self.folder / "initrd.gz"
+        """The initial RAM disk, with the agent."""
+        return self.folder / f"initrd-{self.agent_key[:KEY_DIGITS]}.gz"
 
     @property
     def rootfs(self) -> Path:
@@ -76,10 +79,10 @@ class ImageLibrary:
             known = ", ".join(self.names()) or "none"
             raise Rejected("unknown-image", f"there is no recipe {recipe}", f"known images: {known}")
         chain = [load_recipe(path)]
-        while (base := chain[0].recipe.base) is not None:
+        while (below := chain[0].recipe.base) is not None:
             if len(chain) == CHAIN_MAX:
                 raise Rejected("malformed-recipe", f"more than {CHAIN_MAX} recipes on each other", "shorten the chain")
-            chain.insert(0, load_recipe(self._recipes / base / "recipe.toml"))
+            chain.insert(0, load_recipe(self._recipes / below / "recipe.toml"))
         return chain
 
     def names(self) -> list[str]:
@@ -88,30 +91,24 @@ class ImageLibrary:
 
     def key(self, recipe: str | Path) -> str:
         """The content key the recipe's image has now."""
-        return recipe_key(self.chain(recipe), _suite(), _agent_bytes(self._agent))
+        return recipe_key(self.chain(recipe), _suite())
 
-    def built(self) -> list[Image]:
-        """Every image in the cache, newest name first; half-built ones are not there."""
-        images = []
-        for path in sorted(self.cache.glob("*/image.json")):
-            info = msgspec.json.decode(path.read_bytes(), type=ImageInfo)
-            images.append(Image(info=info, folder=path.parent))
-        return images
+    def built(self) -> list[ImageInfo]:
+        """Every image in the cache, by name; half-built ones are not there."""
+        return [_read(path) for path in sorted(self.cache.glob("*/image.json"))]
 
     def find(self, recipe: str | Path) -> Image | None:
-        """The recipe's image as it should be now, if it has been built."""
+        """The recipe's image as it should be now, with the agent of now, if it has been built."""
         chain = self.chain(recipe)
         path = self._folder(chain[-1].recipe.name, self.key(recipe)) / "image.json"
-        if not path.is_file():
-            return None
-        return Image(info=msgspec.json.decode(path.read_bytes(), type=ImageInfo), folder=path.parent)
+        return self._with_agent(path.parent, _read(path)) if path.is_file() else None
 
     def build(self, recipe: str | Path, progress: Progress) -> Image:
         """The recipe's image, built if it is not there; raises `Rejected` with what to install or what failed."""
         found = self.find(recipe)
         if found is not None:
             return found
-        lacking = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+        lacking = missing_tools()
         if lacking:
             raise Rejected(
                 "image-tools-missing",
@@ -121,27 +118,30 @@ class ImageLibrary:
         self.cache.mkdir(parents=True, exist_ok=True)
         with _exclusive(self.cache / ".lock", progress):
             found = self.find(recipe)
-            return found or self._build(recipe, progress)
+            return found or self._build(self.chain(recipe), self.key(recipe), progress)
 
     def _folder(self, name: str, key: str) -> Path:
-        return self.cache / f"{name}-{key[:16]}"
+        return self.cache / f"{name}-{key[:KEY_DIGITS]}"
 
-    def _build(self, recipe: str | Path, progress: Progress) -> Image:
-        chain, suite = self.chain(recipe), _suite()
-        name, key = chain[-1].recipe.name, self.key(recipe)
+    def _build(self, chain: list[LoadedRecipe], key: str, progress: Progress) -> Image:
+        name, suite = chain[-1].recipe.name, _suite()
+
+        def told(step: str) -> None:
+            progress(f"image {name}: {step}")
+
         disk_mib = max(loaded.recipe.disk_mib for loaded in chain)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=self.cache) as scratch:
             work, out = Path(scratch), Path(scratch) / "out"
             out.mkdir()
-            progress(f"image {name}: fetching the guest kernel")
-            tree, version = _fetch_kernel(work)
-            shutil.copyfile(next(iter(sorted(tree.glob("boot/vmlinuz-*")))), out / "vmlinuz")
+            told("fetching the guest's kernel")
+            tree, version = fetch_kernel(work, told)
+            kernel = next(iter(sorted(tree.glob("boot/vmlinuz-*"))))
+            shutil.copyfile(kernel, out / "vmlinuz")
             busybox = next((path for path in (tree / "bin/busybox", tree / "usr/bin/busybox") if path.is_file()), tree)
-            (out / "initrd.gz").write_bytes(build_initrd(tree, busybox))
-            progress(f"image {name}: installing {_count(chain)} packages and what they need ({suite})")
-            _make_rootfs(chain, suite, self._agent, out / "rootfs.ext4", disk_mib)
-            progress(f"image {name}: taking digests")
-            digests = {path.name: _digest(path) for path in sorted(out.iterdir())}
+            (out / "boot.gz").write_bytes(boot_archive(tree, busybox))
+            told(f"installing {_count(chain)} packages and what they need ({suite})")
+            make_rootfs(chain, suite, out / "rootfs.ext4", disk_mib, told)
+            told("taking digests")
             info = ImageInfo(
                 name=name,
                 key=key,
@@ -149,7 +149,7 @@ class ImageLibrary:
                 kernel_version=version,
                 disk_mib=disk_mib,
                 size_bytes=sum(path.stat().st_blocks * 512 for path in out.iterdir()),
-                digests=digests,
+                digests={path.name: _digest(path) for path in sorted(out.iterdir())},
             )
             (out / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
             for path in out.iterdir():
@@ -157,14 +157,28 @@ class ImageLibrary:
             out.chmod(0o755)
             folder = self._folder(name, key)
             out.rename(folder)
-        progress(f"image {name}: ready ({info.size_bytes / 2**20:.0f} MiB)")
-        return Image(info=info, folder=folder)
+        told(f"ready ({info.size_bytes / 2**20:.0f} MiB)")
+        return self._with_agent(folder, info)
+
+    def _with_agent(self, folder: Path, info: ImageInfo) -> Image:
+        """The image, with an initrd that holds the agent: made when there is none for the agent as it is now."""
+        archive = agent_archive(self._agent)
+        image = Image(info=info, folder=folder, agent_key=hashlib.sha256(archive).hexdigest())
+        if not image.initrd.is_file():
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as fresh:
+                fresh.write((folder / "boot.gz").read_bytes() + archive)
+            Path(fresh.name).chmod(0o444)
+            Path(fresh.name).rename(image.initrd)
+        return image
 
 
-def _agent_bytes(agent: Path) -> bytes:
-    """All of the agent's source, named, as it goes into an image's key."""
-    paths = [agent / "init", *sorted(agent.glob("*.py"))]
-    return b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in paths)
+def missing_tools() -> list[str]:
+    """The packages that a build needs and this machine lacks."""
+    return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+
+
+def _read(path: Path) -> ImageInfo:
+    return msgspec.json.decode(path.read_bytes(), type=ImageInfo)
 
 
 def _count(chain: list[LoadedRecipe]) -> int:
@@ -184,101 +198,19 @@ def _suite() -> str:
 
 @contextmanager
 def _exclusive(path: Path, progress: Progress) -> Iterator[None]:
-    with path.open("w") as lock:
+    """One build at a time; the kernel takes the lock back from a process that dies."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             progress("another process builds images; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _run(step: str, *command: str, cwd: Path | None = None) -> str:
-    try:
-        done = subprocess.run(  # noqa: S603
-            command,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Rejected(
-            "image-build-failed", f"{step} took longer than {BUILD_TIMEOUT_S} s", "check the network, then try again"
-        ) from error
-    if done.returncode != 0:
-        last = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise Rejected("image-build-failed", f"{step} failed: {last}", "mend what it names, then try again")
-    return done.stdout
-
-
-def _fetch_kernel(work: Path) -> tuple[Path, str]:
-    """Debian's cloud kernel and a static busybox, unpacked below one folder; and the kernel package's name."""
-    depends = _run("finding the kernel package", "apt-cache", "depends", KERNEL_META).splitlines()
-    package = next((line.split()[1] for line in depends if line.strip().startswith("Depends: linux-image-")), None)
-    if package is None:
-        raise Rejected("image-build-failed", f"{KERNEL_META} is unknown to apt", "run: apt-get update")
-    _run("downloading the kernel", "apt-get", "-qq", "download", package, "busybox-static", cwd=work)
-    tree = work / "kernel"
-    for archive in sorted(work.glob("*.deb")):
-        _run("unpacking the kernel", "dpkg-deb", "-x", str(archive), str(tree))
-        archive.unlink()
-    return tree, package.removeprefix("linux-image-")
-
-
-def _make_rootfs(chain: list[LoadedRecipe], suite: str, agent: Path, target: Path, disk_mib: int) -> None:
-    packages = sorted({package for loaded in chain for package in loaded.recipe.packages})
-    hooks = [
-        hook
-        for path in sorted(agent.glob("*.py"))
-        for hook in _file_hooks(path, f"{AGENT_FOLDER}/torpor_guest_agent/{path.name}", "0644")
-    ]
-    hooks += _file_hooks(agent / "init", f"{AGENT_FOLDER}/agent", "0755")
-    hooks += _file_hooks(agent / "torpor_guest.py", "/usr/lib/python3/dist-packages/torpor_guest.py", "0644")
-    for loaded in chain:
-        for file in loaded.recipe.files:
-            hooks += _file_hooks(loaded.folder / file.source, file.target, file.mode)
-        hooks += [f"--customize-hook=chroot \"$1\" sh -ec '{_quoted(command)}'" for command in loaded.recipe.commands]
-    hooks.append('--customize-hook=rm -rf "$1"/var/cache/apt/*.bin "$1"/var/log/*.log')
-    # Who the machine is lies in its memory: a wake then writes to no disk.
-    hooks += [f'--customize-hook=ln -sf {FOLDER}/{name} "$1"{link}' for name, link in LINKED.items()]
-    # A plain bind shows the tree without the /proc and /sys that are mounted in it while hooks run.
-    plain = target.parent.parent / "plain"
-    plain.mkdir()
-    hooks.append(
-        f"--customize-hook=mount --bind \"$1\" '{plain}' && "
-        f"mke2fs -q -t ext4 -O ^has_journal -m 0 -d '{plain}' '{target}' {disk_mib}M; "
-        f"made=$?; umount '{plain}'; exit $made"
-    )
-    _run(
-        "installing the guest's packages",
-        "mmdebstrap",
-        "--quiet",
-        "--variant=minbase",
-        "--format=null",
-        f"--include={','.join(packages)}",
-        '--aptopt=Apt::Install-Recommends "false"',
-        "--dpkgopt=path-exclude=/usr/share/man/*",
-        "--dpkgopt=path-exclude=/usr/share/doc/*",
-        "--dpkgopt=path-exclude=/usr/share/locale/*",
-        *hooks,
-        suite,
-        os.devnull,
-    )
-
-
-def _file_hooks(source: Path, target: str, mode: str) -> list[str]:
-    quoted = _quoted(str(source)), _quoted(target)
-    return [f"--customize-hook=install -D -m {mode} '{quoted[0]}' \"$1\"'{quoted[1]}'"]
-
-
-def _quoted(text: str) -> str:
-    """Text as it stands between single quotes of a shell."""
-    return text.replace("'", "'\\''")
+    finally:
+        os.close(lock)
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return hashlib.file_digest(file, "sha256").hexdigest()

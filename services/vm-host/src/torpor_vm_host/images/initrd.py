@@ -1,4 +1,8 @@
-"""The guest's initial RAM disk: the virtio modules of Debian's kernel, and the hand-over to the root file system."""
+"""The guest's initial RAM disk: the virtio modules of Debian's kernel, our agent, and the hand-over to the root.
+
+It is two archives behind each other, as the kernel takes them: one comes with the image, the other holds the agent, so
+that a new agent needs no new image.
+"""
 
 import gzip
 import io
@@ -16,6 +20,13 @@ MODULES: Final = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio-rng")
 VSOCK_MODULES: Final = ("vmw_vsock_virtio_transport",)
 """The same for a machine whose host is met on a vsock; others do not load them."""
 
+FOLDER: Final = stat.S_IFDIR | 0o755
+EXECUTABLE: Final = stat.S_IFREG | 0o755
+PLAIN: Final = stat.S_IFREG | 0o644
+
+AGENT: Final = "/run/torpor/agent"
+"""Where the agent is in the guest: in memory, whatever the image."""
+
 INIT: Final = """#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t proc proc /proc
@@ -23,12 +34,14 @@ $b mount -t sysfs sysfs /sys
 $b mount -t devtmpfs dev /dev
 exec < /dev/console > /dev/console 2>&1
 for m in {modules}; do $b insmod /modules/$m.ko; done
-if $b grep -q torpor.agent=vsock /proc/cmdline; then for m in {vsock_modules}; do $b insmod /modules/$m.ko; done; fi
 i=0
 while [ ! -b /dev/vda ] && [ $i -lt 2000 ]; do $b usleep 5000; i=$((i+1)); done
 $b mount -t ext4 -o rw,noatime /dev/vda /root || $b echo "torpor: there is no root file system"
+$b mount -t tmpfs -o mode=755 run /root/run
+$b mkdir -p /root/run/torpor
+$b cp -r /agent /root{agent}
 for d in proc sys dev; do $b mount --move /$d /root/$d; done
-exec $b switch_root /root /usr/lib/torpor/agent
+exec $b switch_root /root {agent}/agent
 """
 
 
@@ -80,17 +93,26 @@ def find_modules(kernel_tree: Path, names: Iterable[str] = MODULES) -> dict[str,
     return found
 
 
-def build_initrd(kernel_tree: Path, busybox: Path) -> bytes:
-    """A gzip-compressed initrd for the kernel unpacked below `kernel_tree`."""
-    modules, vsock_modules = find_modules(kernel_tree), find_modules(kernel_tree, VSOCK_MODULES)
+def boot_archive(kernel_tree: Path, busybox: Path) -> bytes:
+    """The part of an initrd that belongs to the kernel unpacked below `kernel_tree`."""
+    modules = find_modules(kernel_tree)
     if not busybox.is_file():
         raise Rejected(
             "image-build-failed", f"there is no {busybox}", "report this: the package busybox-static changed"
         )
-    folder, executable, plain = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
-    init = INIT.format(modules=" ".join(modules), vsock_modules=" ".join(vsock_modules))
-    entries = [(name, folder, b"") for name in ("bin", "proc", "sys", "dev", "root", "modules")]
-    entries.append(("init", executable, init.encode()))
-    entries.append(("bin/busybox", executable, busybox.read_bytes()))
-    entries.extend((f"modules/{name}.ko", plain, data) for name, data in (modules | vsock_modules).items())
+    init = INIT.format(modules=" ".join(modules), agent=AGENT)
+    entries = [(name, FOLDER, b"") for name in ("bin", "proc", "sys", "dev", "root", "modules")]
+    entries.append(("init", EXECUTABLE, init.encode()))
+    entries.append(("bin/busybox", EXECUTABLE, busybox.read_bytes()))
+    entries.extend((f"modules/{name}.ko", PLAIN, data) for name, data in modules.items())
     return gzip.compress(_archive(entries), compresslevel=1, mtime=0)
+
+
+def agent_archive(agent: Path) -> bytes:
+    """The part of an initrd that is our agent, from the folder of its modules."""
+    entries = [("agent", FOLDER, b""), ("agent/torpor_guest_agent", FOLDER, b"")]
+    entries.append(("agent/agent", EXECUTABLE, (agent / "init").read_bytes()))
+    entries.extend(
+        (f"agent/torpor_guest_agent/{path.name}", PLAIN, path.read_bytes()) for path in sorted(agent.glob("*.py"))
+    )
+    return gzip.compress(_archive(entries), compresslevel=6, mtime=0)

@@ -11,7 +11,7 @@ import msgspec
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import is_token
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Part of every key: raised when the way images are built changes, so that all are built anew."""
 PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 DISK_MIB_MIN: Final = 512
@@ -83,12 +83,11 @@ def _check_file(path: Path, folder: Path, file: RecipeFile) -> None:
         raise _refuse(path, f"mode {file.mode!r} is not an octal file mode such as 0755")
 
 
-def recipe_key(chain: list[LoadedRecipe], suite: str, agent: bytes) -> str:
-    """The content key (64 hex digits) of an image: each recipe in the chain, their files, the suite, our agent."""
+def recipe_key(chain: list[LoadedRecipe], suite: str) -> str:
+    """The content key (64 hex digits) of an image: of each recipe in the chain, their files, and the suite."""
     digest = hashlib.sha256(f"torpor image {FORMAT}\n{suite}\n".encode())
     for loaded in chain:
         digest.update(msgspec.json.encode(loaded.recipe))
         for file in loaded.recipe.files:
             digest.update(hashlib.sha256((loaded.folder / file.source).read_bytes()).digest())
-    digest.update(hashlib.sha256(agent).digest())
     return digest.hexdigest()

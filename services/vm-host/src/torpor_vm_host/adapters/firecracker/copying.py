@@ -13,20 +13,29 @@ CANNOT_CLONE: Final = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY
 COPY_BYTES: Final = 16 * 1024 * 1024
 
 
-def copy(source: Path, target: Path, size: int | None = None) -> None:
-    """Copy `source` to a new file `target`, which has `size` bytes (more than the source) when that is given."""
+def clone(source: Path, target: Path) -> bool:
+    """Let a new file share all blocks of `source`; False, and no file, where the file system cannot."""
     with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
         except OSError as error:
+            target.unlink()
             if error.errno not in CANNOT_CLONE:
                 raise
+            return False
+    return True
+
+
+def copy(source: Path, target: Path, size: int | None = None) -> None:
+    """Copy `source` to a new file `target`, which has `size` bytes (more than the source) when that is given."""
+    if not clone(source, target):
+        with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
             length = os.fstat(old.fileno()).st_size
             os.ftruncate(new.fileno(), length)
             for start, end in extents(old.fileno(), length):
                 _copy_range(old.fileno(), new.fileno(), start, end)
-        if size is not None:
-            os.ftruncate(new.fileno(), size)
+    if size is not None:
+        os.truncate(target, size)
 
 
 def copy_without_zeros(source: Path, target: Path) -> None:

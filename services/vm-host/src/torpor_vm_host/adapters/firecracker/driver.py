@@ -1,7 +1,6 @@
 """The Firecracker driver: starts, checkpoints, restores, adopts and ends jailed microVMs; see `ports.Driver`."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,14 +10,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import ExecId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
 from torpor_contracts.vm import ResourceRef
 from torpor_vm_host.adapters.firecracker import deltas, paging
 from torpor_vm_host.adapters.firecracker import jail as names
-from torpor_vm_host.adapters.firecracker.api import Api
 from torpor_vm_host.adapters.firecracker.configuring import load
 from torpor_vm_host.adapters.firecracker.copying import copy
 from torpor_vm_host.adapters.firecracker.jail import Jail
@@ -33,16 +30,12 @@ from torpor_vm_host.adapters.firecracker.machine import (
     keep,
     read_kept,
 )
-from torpor_vm_host.adapters.firecracker.parts import Parts, check
+from torpor_vm_host.adapters.firecracker.parts import Parts
+from torpor_vm_host.adapters.firecracker.presence import ASK_S_MAX, present, stalled
 from torpor_vm_host.adapters.firecracker.process import RECORD, Recorded, last_words, spawn
 from torpor_vm_host.adapters.firecracker.requests import MemoryBackend
-from torpor_vm_host.adapters.firecracker.template import (
-    Template,
-    Workshop,
-    make_template,
-    open_template,
-    template_key,
-)
+from torpor_vm_host.adapters.firecracker.template import Template, Workshop
+from torpor_vm_host.adapters.firecracker.templates import Templates
 from torpor_vm_host.adapters.guest_programs import GuestPrograms
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
@@ -53,14 +46,15 @@ from torpor_vm_host.ports import (
     CheckpointFiles,
     DriverError,
     ExecOutcome,
+    LiveCheckpoint,
     OnOutput,
     PartFile,
     PresentVm,
     VmSpec,
 )
 
-VCPUS_MAX: Final = 32
-ASK_S_MAX: Final = 2.0
+CUTS_MAX: Final = 1000
+"""How many checkpoints of a machine that goes on a program is followed across."""
 CGROUP_TRIES: Final = 50
 CGROUP_PAUSE_S: Final = 0.01
 
@@ -77,13 +71,11 @@ class FirecrackerDriver(GuestPrograms):
         self, workshop: Workshop, images: ImageLibrary, root: Path, new_epoch: Callable[[], str], paging: Paging
     ) -> None:
         self._workshop = workshop
-        self._images = images
         self._root = root
         self._new_epoch = new_epoch
         self._paging = paging
         self._machines: dict[VmId, Machine] = {}
-        self._templates: dict[str, Template] = {}
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._templates = Templates(workshop, images)
 
     # --- what the host can do ---
 
@@ -100,25 +92,7 @@ class FirecrackerDriver(GuestPrograms):
 
     async def prepare(self, machine: MachineSpec) -> Template:
         """The image and template for such machines, made if they are not there."""
-        if not 1 <= machine.vcpus <= VCPUS_MAX:
-            raise DriverError("machine-refused", f"a guest has 1 to {VCPUS_MAX} virtual processors", retryable=False)
-        try:
-            image = await asyncio.to_thread(self._images.find, machine.image)
-            if image is None:
-                image = await asyncio.to_thread(self._images.build, machine.image, self._workshop.progress)
-        except Rejected as error:
-            code = "image-unknown" if error.code == "unknown-image" else error.code
-            raise DriverError(code, f"{error.message} ({error.advice})", retryable=False) from error
-        if machine.disk_mib < image.info.disk_mib:
-            detail = f"the image {machine.image!r} needs a disk of {image.info.disk_mib} MiB or more"
-            raise DriverError("machine-refused", detail, retryable=False)
-        key = template_key(self._workshop.engine, image, machine)
-        async with self._preparing.setdefault(key, asyncio.Lock()):
-            template = self._templates.get(key)
-            if template is None:
-                folder = await make_template(self._workshop, image, machine)
-                template = self._templates[key] = await asyncio.to_thread(open_template, folder)
-        return template
+        return await self._templates.ready(machine)
 
     # --- life ---
 
@@ -138,10 +112,9 @@ class FirecrackerDriver(GuestPrograms):
         """See `ports.Driver`."""
         if Recorded.find(self._root / spec.vm_id / RECORD) is not None:
             raise DriverError("vm-exists", f"{spec.vm_id} runs already", retryable=False)
-        template = await self.prepare(spec.machine)
+        template, parts = await self._templates.origin(spec.machine, checkpoint)
         kept = self._kept(spec, template)
         jail = self._jail(spec.vm_id)
-        parts = None if checkpoint is None else await asyncio.to_thread(check, checkpoint, template)
         try:
             memory = await asyncio.to_thread(self._lay_out, jail, kept, template, parts)
             machine = await self._spawn(jail, kept, template, memory)
@@ -168,7 +141,8 @@ class FirecrackerDriver(GuestPrograms):
     async def machines(self) -> list[PresentVm]:
         """See `ports.Driver`."""
         directories = await asyncio.to_thread(lambda: [path.parent for path in sorted(self._root.glob(f"*/{RECORD}"))])
-        return list(await asyncio.gather(*(self._present(directory) for directory in directories)))
+        jails = [self._jail(VmId(directory.name)) for directory in directories]
+        return list(await asyncio.gather(*(present(jail) for jail in jails)))
 
     async def freeze(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -177,6 +151,10 @@ class FirecrackerDriver(GuestPrograms):
     async def checkpoint(self, vm_id: VmId, directory: Path) -> list[PartFile]:
         """See `ports.Driver`."""
         return await (await self._get(vm_id)).checkpoint(directory)
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+        """See `ports.Driver`."""
+        return await (await self._get(vm_id)).checkpoint_live(directory)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -210,34 +188,34 @@ class FirecrackerDriver(GuestPrograms):
             machine.let_go()
         self._machines.clear()
 
-    # --- programs: the channel to the guest is cut by every snapshot, also of a machine that goes on ---
+    # --- programs: every snapshot cuts the channel to the guest, also of a machine that goes on ---
 
     async def exec(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
-        while True:  # once more for each checkpoint that came between
+        for _ in range(CUTS_MAX):
             machine = await self._get(vm_id)
-            cuts = machine.cuts
             try:
                 return await super().exec(vm_id, exec_id, program, on_output)
             except DriverError as error:
-                if not _was_cut(error, machine, cuts):
+                if error.code != VM_GONE or not self._goes_on(vm_id, machine):
                     raise
             try:
                 return await self.attach(vm_id, exec_id, on_output)
             except DriverError as error:
                 if error.code != EXEC_UNKNOWN:  # else the machine had not heard of it yet
                     raise
+        raise _cut_too_often(exec_id)
 
     async def attach(self, vm_id: VmId, exec_id: ExecId, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
-        while True:  # as above
+        for _ in range(CUTS_MAX):
             machine = await self._get(vm_id)
-            cuts = machine.cuts
             try:
                 return await super().attach(vm_id, exec_id, on_output)
             except DriverError as error:
-                if not _was_cut(error, machine, cuts):
+                if error.code != VM_GONE or not self._goes_on(vm_id, machine):
                     raise
+        raise _cut_too_often(exec_id)
 
     # --- inside ---
 
@@ -252,6 +230,10 @@ class FirecrackerDriver(GuestPrograms):
             if self._machines.get(vm_id) is not machine:  # ended while it stood still
                 raise gone(vm_id)
             yield channel
+
+    def _goes_on(self, vm_id: VmId, machine: Machine) -> bool:
+        """Whether the machine is there still, so that only the way to its guest was cut."""
+        return machine.alive and self._machines.get(vm_id) is machine
 
     def _jail(self, vm_id: VmId) -> Jail:
         return Jail(self._root / vm_id, vm_id, self._workshop.engine, self._workshop.jailing)
@@ -299,16 +281,20 @@ class FirecrackerDriver(GuestPrograms):
         return MemoryBackend(backend_type="File", backend_path=names.MEMORY)
 
     async def _spawn(self, jail: Jail, kept: KeptSpec, template: Template, memory: MemoryBackend) -> Machine:
+        """Start Firecracker, and beside it the handler if one is needed."""
+        spawning = asyncio.ensure_future(spawn(jail.directory, jail, jail.command(kept.machine)))
         handler = None
-        if memory.backend_type == "Uffd":
-            handler = await asyncio.to_thread(_start_handler, jail, template)
         try:
-            process = await spawn(jail.directory, jail, jail.command(kept.machine))
+            if memory.backend_type == "Uffd":
+                handler = await asyncio.to_thread(_start_handler, jail, template)
+            return Machine(kept, jail, template, await spawning, handler)
         except BaseException:
-            if handler is not None:
-                await handler.kill()
+            spawning.cancel()
+            (process,) = await asyncio.gather(spawning, return_exceptions=True)
+            for started in (process, handler):
+                if isinstance(started, Recorded):
+                    await started.kill()
             raise
-        return Machine(kept, jail, template, process, handler)
 
     async def _get(self, vm_id: VmId) -> Machine:
         """The machine, adopted when an earlier driver object started it."""
@@ -317,49 +303,21 @@ class FirecrackerDriver(GuestPrograms):
             return machine
         directory = self._root / vm_id
         process, kept = Recorded.find(directory / RECORD), read_kept(directory)
-        if process is None or kept is None or self._stalled(directory):
+        if process is None or kept is None or stalled(directory):
             raise gone(vm_id)
-        template = await self.prepare(kept.machine)
+        template = await self._templates.known(lambda info: info.key == kept.template_key)
         if vm_id in self._machines and self._machines[vm_id].alive:  # adopted by another call meanwhile
             return self._machines[vm_id]
         handler = Recorded.find(directory / paging.RECORD)
         machine = self._machines[vm_id] = Machine(kept, self._jail(vm_id), template, process, handler)
-        await machine.find_out(ASK_S_MAX)
-        return machine
-
-    async def _present(self, directory: Path) -> PresentVm:
-        vm_id, kept = VmId(directory.name), read_kept(directory)
-        state: Literal["starting", "running", "paused", "dead"] = "dead"
-        detail = "nothing can be read about it" if kept is None else ""
-        if Recorded.find(directory / RECORD) is not None and kept is not None:
-            if self._stalled(directory):
-                detail = "its page-fault handler is gone"
-            elif (directory / READY).exists():
-                state = await self._running_or_paused(vm_id)
-            else:
-                state = "starting"
-        session_id, incarnation = (None, None) if kept is None else (kept.session_id, kept.incarnation)
-        return PresentVm(vm_id=vm_id, session_id=session_id, incarnation=incarnation, state=state, detail=detail)
-
-    async def _running_or_paused(self, vm_id: VmId) -> Literal["running", "paused", "dead"]:
-        """What Firecracker itself says; one that is busy (with a snapshot, say) is taken to run."""
-        machine = self._machines.get(vm_id)
         try:
-            if machine is not None:
-                found = await machine.api.describe(timeout_s=ASK_S_MAX)
-            else:
-                with contextlib.closing(Api(self._jail(vm_id).root / names.API_SOCKET)) as api:
-                    found = await api.describe(timeout_s=ASK_S_MAX)
-        except OSError:
-            return "dead"
-        except DriverError as error:
-            return "running" if error.retryable else "dead"
-        return "paused" if found.state == "Paused" else "running"
-
-    @staticmethod
-    def _stalled(directory: Path) -> bool:
-        """Whether the machine needed a page-fault handler that is gone: it hangs, and is as good as dead."""
-        return (directory / paging.RECORD).exists() and Recorded.find(directory / paging.RECORD) is None
+            await machine.find_out(ASK_S_MAX)
+        except BaseException:
+            machine.let_go()
+            if self._machines.get(vm_id) is machine:
+                del self._machines[vm_id]
+            raise
+        return machine
 
     def _remains(self, ref: ResourceRef) -> bool:
         prefix, _, vm_id = ref.name.partition(":")
@@ -384,9 +342,8 @@ class FirecrackerDriver(GuestPrograms):
             await asyncio.to_thread(jail.clear)
 
 
-def _was_cut(error: DriverError, machine: Machine, cuts: int) -> bool:
-    """Whether a program was lost sight of because of a checkpoint, and is there still."""
-    return error.code == VM_GONE and machine.cuts != cuts and machine.alive
+def _cut_too_often(exec_id: ExecId) -> DriverError:
+    return DriverError("guest-cut-off", f"the way to {exec_id} was cut {CUTS_MAX} times", retryable=True)
 
 
 def _start_handler(jail: Jail, template: Template) -> Recorded:

@@ -12,6 +12,7 @@ import msgspec
 
 from torpor_contracts.session import MachineSpec
 from torpor_vm_host.adapters.firecracker.cgroups import PARENT, Cgroups
+from torpor_vm_host.adapters.firecracker.copying import copy
 from torpor_vm_host.adapters.firecracker.engine import Engine
 
 API_SOCKET: Final = "api.sock"
@@ -67,7 +68,7 @@ class Jail:
         try:
             os.link(source, target)
         except OSError:
-            shutil.copyfile(source, target)
+            copy(source, target)
             target.chmod(0o444)
 
     def own(self, name: str) -> Path:

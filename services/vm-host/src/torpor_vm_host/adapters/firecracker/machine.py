@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from torpor_contracts.session import MachineSpec
 from torpor_vm_host.adapters.firecracker import deltas, parts
 from torpor_vm_host.adapters.firecracker import jail as names
 from torpor_vm_host.adapters.firecracker.api import SNAPSHOT_S_MAX, Api
+from torpor_vm_host.adapters.firecracker.copying import clone
 from torpor_vm_host.adapters.firecracker.jail import Jail
 from torpor_vm_host.adapters.firecracker.process import Recorded
 from torpor_vm_host.adapters.firecracker.requests import SnapshotCreate
@@ -23,7 +25,7 @@ from torpor_vm_host.adapters.firecracker.template import Template
 from torpor_vm_host.adapters.firecracker.vsock import open_channel
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
-from torpor_vm_host.ports import VM_GONE, DriverError, PartFile
+from torpor_vm_host.ports import VM_GONE, DriverError, LiveCheckpoint, PartFile
 
 HELLO_S_MAX: Final = 30.0
 QUIET_S_MAX: Final = 5.0
@@ -51,7 +53,7 @@ class Machine:
     """A machine whose Firecracker runs. When its page-fault handler ends, it is ended too: it would hang."""
 
     def __init__(
-        self, kept: KeptSpec, jail: Jail, template: Template, process: Recorded, handler: Recorded | None
+        self, kept: KeptSpec, jail: Jail, template: Template | None, process: Recorded, handler: Recorded | None
     ) -> None:
         self.kept = kept
         self.process = process
@@ -65,8 +67,6 @@ class Machine:
         self._quiet = asyncio.Condition()
         self._requests = 0
         self._closed_for_requests = False
-        self.cuts = 0
-        """How often the channel was cut though the machine goes on."""
         if handler is not None:
             handler.watch(self._handler_ended)
 
@@ -78,21 +78,40 @@ class Machine:
     async def talk(self) -> tuple[GuestChannel, Followers]:
         """The open channel to the guest; opens it, and greets the guest as who it is, the first time."""
         async with self._greeting:
+            if self._talking is not None and not self._talking[0].is_open:
+                self._talking = None
             if self._talking is None:
-                guest = await open_channel(self._jail.root / names.VSOCK, HELLO_S_MAX)
-                followers = Followers(guest)
-                try:
-                    await guest.hello(self.kept.identity, HELLO_S_MAX)
-                except BaseException:
-                    guest.abort()
-                    raise
-                self._talking = guest, followers
+                self._talking = await self._greeted()
             return self._talking
+
+    async def _greeted(self) -> tuple[GuestChannel, Followers]:
+        """A channel on which the guest has answered.
+
+        A guest learns a moment after it goes on that it was snapshot, and then closes every vsock connection it has:
+        also one that has just been made. So a channel that is closed before it has served is opened once more.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + HELLO_S_MAX
+        while True:
+            guest = await open_channel(self._jail.root / names.VSOCK, max(0.001, deadline - clock()))
+            followers = Followers(guest)
+            try:
+                await guest.hello(self.kept.identity, time.time_ns, max(0.001, deadline - clock()))
+                await guest.request("ping")
+            except DriverError as error:
+                guest.close()
+                if error.code != VM_GONE or not self.alive or clock() >= deadline:
+                    raise
+            except BaseException:
+                guest.close()
+                raise
+            else:
+                return guest, followers
 
     def hang_up(self) -> None:
         """Cut the channel to the guest without a word."""
         if self._talking is not None:
-            self._talking[0].abort()
+            self._talking[0].close()
             self._talking = None
 
     @asynccontextmanager
@@ -137,23 +156,52 @@ class Machine:
 
     async def checkpoint(self, directory: Path) -> list[PartFile]:
         """See `ports.Driver.checkpoint`."""
-        async with self.lock:
+        async with self.lock, self._taking() as template:
             await self.pause()
-            self.hang_up()
-            self.cuts += 1
-            whole = await asyncio.to_thread(self._needs_whole)
+            whole = await self._snapshot()
+            return await asyncio.to_thread(self._write_parts, template, directory, whole=whole, aside=None)
+
+    async def checkpoint_live(self, directory: Path) -> LiveCheckpoint:
+        """See `ports.Driver.checkpoint_live`."""
+        clock = asyncio.get_running_loop().time
+        async with self.lock, self._taking() as template:
+            if self._closed_for_requests:
+                raise DriverError("vm-not-running", f"{self.kept.vm_id} is paused", retryable=False)
+            began = clock()
             try:
-                snapshot = SnapshotCreate(
-                    snapshot_path=names.STATE_OUT,
-                    mem_file_path=names.MEMORY_OUT,
-                    snapshot_type="Full" if whole else "Diff",
-                )
-                await self.api.put("/snapshot/create", snapshot, timeout_s=SNAPSHOT_S_MAX)
-                return await asyncio.to_thread(self._write_parts, directory, whole=whole)
-            except OSError as error:
-                raise DriverError("checkpoint-failed", str(error), retryable=True) from error
+                await self.pause()
+                whole = await self._snapshot()
+                aside = await asyncio.to_thread(self._set_disk_aside, template, directory)
             finally:
-                await asyncio.to_thread(self._jail.remove, names.STATE_OUT, names.MEMORY_OUT)
+                await self.resume()
+            pause_ms = (clock() - began) * 1000
+            parts = await asyncio.to_thread(self._write_parts, template, directory, whole=whole, aside=aside)
+            return LiveCheckpoint(parts=parts, pause_ms=pause_ms)
+
+    @asynccontextmanager
+    async def _taking(self) -> AsyncIterator[Template]:
+        """Around all that takes a checkpoint: a full disk, say, is an error that may be gone the next time."""
+        if self._template is None:
+            detail = f"the template {self.kept.template_key[:12]} that {self.kept.vm_id} builds on is not there"
+            raise DriverError("template-missing", detail, retryable=False)
+        try:
+            yield self._template
+        except OSError as error:
+            raise DriverError("checkpoint-failed", str(error), retryable=True) from error
+        finally:
+            await asyncio.to_thread(self._jail.remove, names.STATE_OUT, names.MEMORY_OUT)
+
+    async def _snapshot(self) -> bool:
+        """Let Firecracker write state and memory; answers whether it is all of memory."""
+        self.hang_up()
+        whole = await asyncio.to_thread(self._needs_whole)
+        body = SnapshotCreate(
+            snapshot_path=names.STATE_OUT,
+            mem_file_path=names.MEMORY_OUT,
+            snapshot_type="Full" if whole else "Diff",
+        )
+        await self.api.put("/snapshot/create", body, timeout_s=SNAPSHOT_S_MAX)
+        return whole
 
     def let_go(self) -> None:
         """Let go of the machine; it goes on."""
@@ -182,20 +230,35 @@ class Machine:
         unsure.touch()
         return False
 
-    def _write_parts(self, directory: Path, *, whole: bool) -> list[PartFile]:
+    def _set_disk_aside(self, template: Template, directory: Path) -> Path:
+        """The disk as it is now, to be read when the machine runs again: a clone, or else what it differs in."""
+        raw = directory / "disk.raw"
+        if clone(self._jail.root / names.DISK, raw):
+            return raw
+        _write_disk(self._jail.root / names.DISK, template, directory / "disk")
+        return directory / "disk"
+
+    def _write_parts(self, template: Template, directory: Path, *, whole: bool, aside: Path | None) -> list[PartFile]:
+        """Write the parts from what Firecracker wrote, and from the disk or what was set aside of it."""
         memory, disk = directory / "memory", directory / "disk"
-        digests = {kind: bytes.fromhex(self._template.info.digests[kind]) for kind in ("memory", "disk")}
         out, own = self._jail.root / names.MEMORY_OUT, self._jail.directory / PAGES
+        base, digest = template.memory, bytes.fromhex(template.info.digests["memory"])
         if whole:
-            deltas.write_from_file(out, self._template.memory, digests["memory"], memory)
+            deltas.write_from_file(out, base, digest, memory)
         else:
-            earlier = own if own.exists() else None
-            deltas.write_from_diff(out, earlier, self._template.memory, digests["memory"], memory)
+            deltas.write_from_diff(out, own if own.exists() else None, base, digest, memory)
         keep(memory, own)
         (self._jail.directory / UNSURE).unlink(missing_ok=True)
-        deltas.write_from_file(self._jail.root / names.DISK, self._template.disk, digests["disk"], disk)
+        if aside != disk:
+            _write_disk(aside or self._jail.root / names.DISK, template, disk)
+        if aside is not None and aside != disk:
+            aside.unlink()
         state = (self._jail.root / names.STATE_OUT).read_bytes()
-        return parts.bind(memory, disk, state, self._template, directory)
+        return parts.bind(memory, disk, state, template, directory)
+
+
+def _write_disk(disk: Path, template: Template, target: Path) -> None:
+    deltas.write_from_file(disk, template.disk, bytes.fromhex(template.info.digests["disk"]), target)
 
 
 def keep(pages: Path, own: Path) -> None:

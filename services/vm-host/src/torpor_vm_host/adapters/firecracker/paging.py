@@ -13,7 +13,7 @@ from torpor_vm_host.adapters.firecracker import faults
 from torpor_vm_host.adapters.firecracker.jail import FAULTS_SOCKET, Jail
 from torpor_vm_host.adapters.firecracker.process import Recorded, last_words
 from torpor_vm_host.adapters.qemu.memory import HEADER, read_header
-from torpor_vm_host.adapters.qemu.process import listening_at
+from torpor_vm_host.adapters.qemu.wire import listening_at
 from torpor_vm_host.ports import DriverError
 
 RECORD: Final = "faults.json"

@@ -8,8 +8,8 @@ import msgspec
 
 from torpor_vm_host.adapters.firecracker.template import Template
 from torpor_vm_host.adapters.qemu.devices import Binding, bound, unbound
+from torpor_vm_host.adapters.qemu.digests import digest_of
 from torpor_vm_host.adapters.qemu.memory import read_header
-from torpor_vm_host.adapters.qemu.template import digest_of
 from torpor_vm_host.ports import CheckpointFiles, DriverError, PartFile
 
 
@@ -19,6 +19,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     memory: Path
     disk: Path
     state: bytes
+
+
+def base_digest(checkpoint: CheckpointFiles) -> str | None:
+    """The digest of the memory that a checkpoint's memory builds on, or None where it does not say."""
+    try:
+        return read_header(checkpoint.files["memory"]).base_digest.hex()
+    except (KeyError, OSError, ValueError):
+        return None
 
 
 def check(checkpoint: CheckpointFiles, template: Template) -> Parts:

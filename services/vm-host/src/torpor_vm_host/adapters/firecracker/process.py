@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from torpor_vm_host.adapters.firecracker.jail import API_SOCKET, Jail
-from torpor_vm_host.adapters.qemu.process import ProcessRecord, start_ticks
+from torpor_vm_host.adapters.qemu.process import start_ticks
+from torpor_vm_host.adapters.qemu.wire import connected
 from torpor_vm_host.ports import DriverError
 
 RECORD: Final = "machine.json"
@@ -21,6 +22,13 @@ JAILER_S_MAX: Final = 10.0
 SOCKET_S_MAX: Final = 10.0
 SOCKET_POLL_S: Final = 0.002
 KILL_WAIT_S: Final = 5.0
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written beside a machine so that its process can be found."""
+
+    pid: int
+    started: int
 
 
 class Recorded:
@@ -98,20 +106,24 @@ class Recorded:
 
 async def spawn(directory: Path, jail: Jail, command: Sequence[str]) -> Recorded:
     """Jail a new Firecracker and wait until its API can be reached; raises `DriverError("jailer-failed")`."""
-    output = directory / OUTPUT
-    # The jailer ends when it has cloned Firecracker into a new pid namespace and written down its pid.
-    code = await asyncio.to_thread(_run, command, output)
+    process = await asyncio.to_thread(_start, directory, jail, command)
     try:
-        process = Recorded.note(int(jail.pid_file.read_text()), directory / RECORD)
-    except (OSError, ValueError) as error:
-        detail = f"the jailer ended with {code}: {last_words(output)}"
-        raise DriverError("jailer-failed", detail, retryable=True) from error
-    try:
-        await _listening(process, jail.root / API_SOCKET, output)
+        await _listening(process, jail.root / API_SOCKET, directory / OUTPUT)
     except BaseException:
         await process.kill()
         raise
     return process
+
+
+def _start(directory: Path, jail: Jail, command: Sequence[str]) -> Recorded:
+    """Start and write down in one go: who waits for this may give up between the two."""
+    # The jailer ends when it has cloned Firecracker into a new pid namespace and written down its pid.
+    code = _run(command, directory / OUTPUT)
+    try:
+        return Recorded.note(int(jail.pid_file.read_text()), directory / RECORD)
+    except (OSError, ValueError) as error:
+        detail = f"the jailer ended with {code}: {last_words(directory / OUTPUT)}"
+        raise DriverError("jailer-failed", detail, retryable=True) from error
 
 
 def last_words(output: Path) -> str:
@@ -142,7 +154,10 @@ def _run(command: Sequence[str], output: Path) -> int:
 
 async def _listening(process: Recorded, socket: Path, output: Path) -> None:
     deadline = asyncio.get_running_loop().time() + SOCKET_S_MAX
-    while not await asyncio.to_thread(socket.exists):
+    while True:
+        with contextlib.suppress(OSError):
+            connected(socket).close()
+            return
         if not process.alive:
             raise DriverError("firecracker-failed", f"Firecracker ended: {last_words(output)}", retryable=True)
         if asyncio.get_running_loop().time() > deadline:

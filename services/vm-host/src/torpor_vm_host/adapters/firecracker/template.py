@@ -1,9 +1,11 @@
 """Templates: a machine booted once per image and size, and its full snapshot, from which every session starts."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -21,8 +23,8 @@ from torpor_vm_host.adapters.firecracker.kernel import place_kernel
 from torpor_vm_host.adapters.firecracker.process import spawn
 from torpor_vm_host.adapters.firecracker.requests import SnapshotCreate
 from torpor_vm_host.adapters.firecracker.vsock import open_channel
+from torpor_vm_host.adapters.qemu.digests import digest_of, verify
 from torpor_vm_host.adapters.qemu.guest import Identity
-from torpor_vm_host.adapters.qemu.template import TemplateInfo, digest_of
 from torpor_vm_host.images.builder import Image
 from torpor_vm_host.ports import DriverError
 
@@ -32,6 +34,22 @@ FILES: Final = ("memory", "state", "disk")
 NOBODY: Final = Identity(
     session_id="template", incarnation=0, epoch="template", hostname="template", machine_id="0" * 32
 )
+
+
+class TemplateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `template.json` says; digests are SHA-256 in hex."""
+
+    key: str
+    fingerprint: str
+    image_key: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    digests: dict[str, str]
+
+    def fits(self, machine: MachineSpec) -> bool:
+        """Whether its machine is of this size."""
+        return (self.vcpus, self.memory_mib, self.disk_mib) == (machine.vcpus, machine.memory_mib, machine.disk_mib)
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,20 +86,27 @@ class Workshop(msgspec.Struct, frozen=True, kw_only=True):
 
 def template_key(engine: Engine, image: Image, machine: MachineSpec) -> str:
     """Which template a machine starts from (64 hex digits)."""
-    parts = (FORMAT, engine.fingerprint, image.info.key, machine.vcpus, machine.memory_mib, machine.disk_mib)
+    parts = (FORMAT, engine.fingerprint, image.key, machine.vcpus, machine.memory_mib, machine.disk_mib)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def find_template(cache: Path, holds: Callable[[TemplateInfo], bool]) -> Path | None:
+    """The folder of a template of which this holds; templates of earlier images stay, for the checkpoints on them."""
+    for path in sorted(cache.glob("*/template.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            if holds(msgspec.json.decode(path.read_bytes(), type=TemplateInfo)):
+                return path.parent
+    return None
 
 
 def open_template(folder: Path) -> Template:
     """A template in its folder, every file verified; raises `DriverError("template-corrupt")`."""
     try:
         info = msgspec.json.decode((folder / "template.json").read_bytes(), type=TemplateInfo)
-        spoiled = [name for name in FILES if digest_of(folder / name) != info.digests[name]]
-    except (OSError, msgspec.DecodeError, KeyError) as error:
+        for name in FILES:
+            verify(folder / name, info.digests[name])
+    except (OSError, ValueError, msgspec.DecodeError, KeyError) as error:
         raise DriverError("template-corrupt", f"{error}; remove {folder}: it is made anew", retryable=False) from error
-    if spoiled:
-        detail = f"{folder / spoiled[0]} is not what it was; remove {folder}: it is made anew"
-        raise DriverError("template-corrupt", detail, retryable=False)
     return Template(folder=folder, info=info)
 
 
@@ -100,7 +125,7 @@ async def make_template(workshop: Workshop, image: Image, machine: MachineSpec) 
         info = TemplateInfo(
             key=key,
             fingerprint=workshop.engine.fingerprint,
-            image_key=image.info.key,
+            image_key=image.key,
             vcpus=machine.vcpus,
             memory_mib=machine.memory_mib,
             disk_mib=machine.disk_mib,
@@ -122,10 +147,10 @@ async def _boot_and_stop(workshop: Workshop, image: Image, machine: MachineSpec,
             await boot(api, machine, workshop.limits)
             guest = await open_channel(jail.root / names.VSOCK, BOOT_S_MAX)
             try:
-                await guest.hello(NOBODY, BOOT_S_MAX)
+                await guest.hello(NOBODY, time.time_ns, BOOT_S_MAX)
                 await guest.request("sync")
             finally:
-                await guest.close()
+                guest.close()
             await api.pause()
             snapshot = SnapshotCreate(
                 snapshot_path=names.STATE_OUT, mem_file_path=names.MEMORY_OUT, snapshot_type="Full"

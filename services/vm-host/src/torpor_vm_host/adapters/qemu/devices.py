@@ -6,6 +6,7 @@ import msgspec
 
 MACHINE: Final = b"microvm"
 SECTION_CONFIGURATION: Final = b"\x07"
+NO_DESCRIPTION: Final = b"\x06" + bytes(4)
 HEADER_BYTES: Final = 8
 """The magic `QEVM` and the version of a QEMU state stream."""
 MAGIC: Final = b"TORPORDV"
@@ -27,12 +28,13 @@ def loadable(state: bytes) -> bytes:
     """The output of `xen-save-devices-state` with the configuration section that `migrate-incoming` asks for.
 
     That command leaves the section out (QEMU: migration/savevm.c, qmp_xen_save_devices_state); it is one type byte,
-    the length of the machine's name as a big-endian u32, and the name.
+    the length of the machine's name as a big-endian u32, and the name. Another that is left out stands at the end:
+    the description of the state in JSON, whose absence would be complained of; an empty one is enough.
     """
     if state[:4] != b"QEVM" or len(state) <= HEADER_BYTES:
         raise ValueError("this is no QEMU device state")
     section = SECTION_CONFIGURATION + len(MACHINE).to_bytes(4, "big") + MACHINE
-    return state[:HEADER_BYTES] + section + state[HEADER_BYTES:]
+    return state[:HEADER_BYTES] + section + state[HEADER_BYTES:] + NO_DESCRIPTION
 
 
 def bound(state: bytes, binding: Binding) -> bytes:

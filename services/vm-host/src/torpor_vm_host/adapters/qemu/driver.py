@@ -7,77 +7,49 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
-
-from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity
-from torpor_contracts.ids import SessionId, VmId
+from torpor_contracts.ids import VmId
 from torpor_contracts.session import MachineSpec
 from torpor_contracts.vm import ResourceRef
 from torpor_vm_host.adapters.guest_programs import GuestPrograms
-from torpor_vm_host.adapters.qemu import memory as pages
-from torpor_vm_host.adapters.qemu.engine import Engine, MachineFiles, command_line
+from torpor_vm_host.adapters.qemu import cgroups as groups
+from torpor_vm_host.adapters.qemu.booting import Booting
+from torpor_vm_host.adapters.qemu.checkpointing import checkpoint_live, checkpoint_paused, drop_leftovers
+from torpor_vm_host.adapters.qemu.confining import CLAIM, PROCESS, Confining, read_claim
+from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.following import Followers
-from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
-from torpor_vm_host.adapters.qemu.parts import Parts, check, write
-from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, RECORD, QemuProcess, Sockets
-from torpor_vm_host.adapters.qemu.template import Template, make_template, open_template, template_key
+from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
+from torpor_vm_host.adapters.qemu.loading import load_checkpoint, load_template
+from torpor_vm_host.adapters.qemu.machine import Machine
+from torpor_vm_host.adapters.qemu.parts import Parts, check
+from torpor_vm_host.adapters.qemu.process import QemuProcess, recorded_pid
+from torpor_vm_host.adapters.qemu.records import KeptSpec, is_started, note_started, read_spec, write_spec
+from torpor_vm_host.adapters.qemu.slots import SlotPolicy, Slots
+from torpor_vm_host.adapters.qemu.template import Template
+from torpor_vm_host.adapters.qemu.templates import Templates
+from torpor_vm_host.adapters.qemu.waiting import Yard, clear
 from torpor_vm_host.images.builder import ImageLibrary
-from torpor_vm_host.ports import VM_GONE, CheckpointFiles, DriverError, PartFile, PresentVm, VmSpec
+from torpor_vm_host.ports import (
+    VM_GONE,
+    CheckpointFiles,
+    DriverError,
+    LiveCheckpoint,
+    PartFile,
+    PresentVm,
+    VmSpec,
+)
 
-SPEC: Final = "spec.json"
-DISK: Final = "disk.qcow2"
-HELLO_TIMEOUT_S: Final = 30.0
-LOAD_POLL_S: Final = 0.0005
-LOAD_TIMEOUT_S: Final = 30.0
-
-
-class KeptSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written beside a machine about what it was started for."""
-
-    vm_id: VmId
-    session_id: SessionId
-    incarnation: int
-    machine: MachineSpec
-    template_key: str
-    identity: Identity
-
-
-class _Machine:
-    """A machine this driver object is in charge of; the guest's channel is opened when it is first needed."""
-
-    def __init__(self, kept: KeptSpec, process: QemuProcess, template: Template) -> None:
-        self.kept = kept
-        self.process = process
-        self.template = template
-        self.paused = False
-        self.lock = asyncio.Lock()
-        self._talking: tuple[GuestChannel, Followers] | None = None
-        self._greeting = asyncio.Lock()
-
-    async def talk(self) -> tuple[GuestChannel, Followers]:
-        """The open channel to the guest; opens it, and greets the guest as who it is, the first time."""
-        async with self._greeting:
-            if self._talking is None:
-                guest = await GuestChannel.connect(self.process.directory / AGENT_SOCKET)
-                followers = Followers(guest)
-                try:
-                    await guest.hello(self.kept.identity, HELLO_TIMEOUT_S)
-                except BaseException:
-                    guest.abort()
-                    raise
-                self._talking = guest, followers
-            return self._talking
-
-    def hang_up(self) -> None:
-        """Cut the channel to the guest without a word."""
-        if self._talking is not None:
-            self._talking[0].abort()
-            self._talking = None
+VMS: Final = "vms"
+SLOTS: Final = "slots"
+TEMPLATES: Final = "templates"
+MEMORY_MIB_MIN: Final = 96
+"""With less the guest's kernel and agent do not come up."""
+CAPTURES_MAX: Final = 2
+"""Checkpoints taken side by side: each holds the changed pages of its machine in memory."""
 
 
 class QemuDriver(GuestPrograms):
-    """Runs machines below `root`, one directory each, from images and templates kept in `cache`."""
+    """Runs machines in directories of their own below `root / "vms"`; slots and templates lie beside them."""
 
     name = "qemu"
 
@@ -86,20 +58,32 @@ class QemuDriver(GuestPrograms):
         engine: Engine,
         images: ImageLibrary,
         root: Path,
-        cache: Path,
         *,
-        new_epoch: Callable[[], str],
+        confining: Confining,
+        slots: SlotPolicy,
+        new_id: Callable[[str], str],
+        wall_ns: WallClock,
         progress: Callable[[str], None],
     ) -> None:
         self._engine = engine
-        self._images = images
         self._root = root
-        self._cache = cache
-        self._new_epoch = new_epoch
-        self._progress = progress
-        self._machines: dict[VmId, _Machine] = {}
-        self._templates: dict[str, Template] = {}
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._vms = root / VMS
+        self._new_id = new_id
+        self._wall_ns = wall_ns
+        self._yard = Yard(engine, confining, self._vms, root / SLOTS)
+        self._templates = Templates(
+            engine,
+            images,
+            cache=images.cache.parent / TEMPLATES,
+            kept=root / TEMPLATES,
+            make=Booting(engine, confining, wall_ns),
+            progress=progress,
+        )
+        self._slots = Slots(self._yard, root / SLOTS, slots, new_name=lambda: new_id("slot"), wall_ns=wall_ns)
+        self._machines: dict[VmId, Machine] = {}
+        self._adopting = asyncio.Lock()
+        self._captures = asyncio.Semaphore(CAPTURES_MAX)
+        self._cleared = False
 
     # --- what the host can do ---
 
@@ -108,64 +92,58 @@ class QemuDriver(GuestPrograms):
         return self._engine.fingerprint
 
     async def capacity(self) -> HostCapacity:
-        """Twice the processors (agents mostly wait), and what memory and disk are free now, less a tenth."""
+        """Eight vCPUs a processor (agents mostly wait), and what memory and disk are free now, less a tenth."""
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
-        disk = shutil.disk_usage(self._root).free // 2**20
+        disk = (await asyncio.to_thread(shutil.disk_usage, self._root)).free // 2**20
         processors = os.cpu_count() or 1
         return HostCapacity(vcpus=processors * 8, memory_mib=memory * 9 // 10, disk_mib=disk * 9 // 10, vms_max=1000)
 
-    async def prepare(self, machine: MachineSpec) -> Template:
-        """The image and template for such machines, made if they are not there (a minute, or seconds)."""
-        image = self._images.find(machine.image)
-        if image is None:
-            image = await asyncio.to_thread(self._images.build, machine.image, self._progress)
-        if machine.disk_mib < image.info.disk_mib:
-            raise DriverError(
-                "machine-refused",
-                f"the image {machine.image!r} needs a disk of {image.info.disk_mib} MiB or more",
-                retryable=False,
-            )
-        key = template_key(self._engine, image, machine)
-        async with self._preparing.setdefault(key, asyncio.Lock()):
-            template = self._templates.get(key)
-            if template is None:
-                folder = await make_template(self._engine, image, machine, self._cache, self._progress)
-                template = self._templates[key] = await asyncio.to_thread(open_template, folder, image)
-        return template
+    async def prepare(self, machine: MachineSpec) -> None:
+        """Have the image and template for such machines, and soon slots; the first time may take minutes."""
+        await self._clear_slots()
+        self._slots.want(await self._templates.ready(machine))
 
     # --- life ---
 
     def resources(self, spec: VmSpec) -> list[ResourceRef]:
         """See `ports.Driver`."""
-        return [ResourceRef(kind="process", name=f"qemu:{spec.vm_id}")]
+        process = ResourceRef(kind="process", name=f"qemu:{spec.vm_id}")
+        directories = self._yard.confining.directories(spec.vm_id)
+        return [process, ResourceRef(kind="cgroup", name=f"torpor/{spec.vm_id}")] if directories else [process]
 
     async def remaining(self, resources: Sequence[ResourceRef]) -> list[ResourceRef]:
         """See `ports.Driver`."""
-        return [ref for ref in resources if ref.kind == "process" and self._find(ref.name.removeprefix("qemu:"))]
+        return await asyncio.to_thread(lambda: [ref for ref in resources if self._remains(ref)])
 
     async def start(self, spec: VmSpec, checkpoint: CheckpointFiles | None) -> None:
         """See `ports.Driver`."""
-        if self._find(spec.vm_id) is not None:
-            raise DriverError("vm-exists", f"{spec.vm_id} runs already", retryable=False)
-        try:
-            template = await self.prepare(spec.machine)
-        except Rejected as error:
-            code = "image-unknown" if error.code == "unknown-image" else error.code
-            raise DriverError(code, f"{error.message} ({error.advice})", retryable=False) from error
+        if read_claim(spec.directory) is not None:
+            raise DriverError("vm-exists", f"there is a machine {spec.vm_id} already", retryable=False)
+        _refuse_impossible(spec.machine)
+        await self._clear_slots()
+        parts = None if checkpoint is None else await asyncio.to_thread(check, checkpoint, self._engine.fingerprint)
+        template = await self._template_for(spec.machine, parts)
         kept = self._kept(spec, template)
-        (spec.directory / SPEC).write_bytes(msgspec.json.encode(kept))
-        parts = await asyncio.to_thread(_lay_out, spec.directory, template, checkpoint)
-        process = await self._spawn(spec.directory, kept, template)
+        await asyncio.to_thread(write_spec, spec.directory, kept)
+        process, guest = await self._process_for(spec, template, parts)
+        machine = Machine(process, kept, self._wall_ns, paused=False, guest=guest)
+        machine.template = template
         try:
-            await self._load(process, spec.directory, template, parts)
+            if parts is not None:
+                await load_checkpoint(process, template, parts)
+            elif guest is None:
+                await load_template(process, template)
             await process.command("cont")
-            machine = _Machine(kept, process, template)
+            machine.paused = False
             await machine.talk()
+            self._machines[spec.vm_id] = machine
+            await asyncio.to_thread(note_started, spec.directory)
         except BaseException:
-            await process.kill()
-            (spec.directory / RECORD).unlink(missing_ok=True)
+            self._machines.pop(spec.vm_id, None)
+            machine.hang_up()
+            await clear(spec.directory, process)
             raise
-        self._machines[spec.vm_id] = machine
+        self._slots.want(template)
 
     async def adopt(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -173,7 +151,9 @@ class QemuDriver(GuestPrograms):
 
     async def machines(self) -> list[PresentVm]:
         """See `ports.Driver`."""
-        return [self._present(path.parent) for path in sorted(self._root.glob(f"*/{RECORD}"))]
+        paths = await asyncio.to_thread(lambda: sorted(self._vms.glob(f"*/{CLAIM}")))
+        found = [await self._present(VmId(path.parent.name)) for path in paths]
+        return [one for one in found if one is not None]
 
     async def freeze(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -184,12 +164,19 @@ class QemuDriver(GuestPrograms):
     async def checkpoint(self, vm_id: VmId, directory: Path) -> list[PartFile]:
         """See `ports.Driver`."""
         machine = await self._get(vm_id)
-        async with machine.lock:
-            await machine.process.command("stop")
-            machine.paused = True
-            raw = directory / "devices.raw"
-            await machine.process.command("xen-save-devices-state", filename=str(raw), live=False)
-            return await asyncio.to_thread(_write_parts, machine, self._root / vm_id, directory)
+        template = await self._template_of(machine)
+        async with machine.checkpointing, self._captures:
+            return await checkpoint_paused(machine, template, directory)
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+        """See `ports.Driver`."""
+        machine = await self._get(vm_id)
+        template = await self._template_of(machine)
+        async with machine.checkpointing, self._captures:
+            if machine.paused:
+                raise DriverError("vm-not-running", f"{vm_id} is paused", retryable=True)
+            parts, pause_ms = await checkpoint_live(machine, template, directory)
+        return LiveCheckpoint(parts=parts, pause_ms=pause_ms)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -200,40 +187,69 @@ class QemuDriver(GuestPrograms):
     async def destroy(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
         machine = self._machines.pop(vm_id, None)
-        process = machine.process if machine else QemuProcess.find(self._root / vm_id)
         if machine is not None:
             machine.hang_up()
-        if process is not None:
-            await process.kill()
-        (self._root / vm_id / RECORD).unlink(missing_ok=True)
+        await clear(self._vms / vm_id, None if machine is None else machine.process)
 
     def abandon(self) -> None:
         """Cut every connection at once, as the death of this process would; for tests of exactly that."""
+        self._slots.abandon()
         for machine in self._machines.values():
-            machine.hang_up()
-            machine.process.abort()
+            machine.let_go()
         self._machines.clear()
+        self._templates.close()
 
     async def close(self) -> None:
-        """See `ports.Driver`."""
-        for machine in self._machines.values():
-            machine.hang_up()
-            await machine.process.disconnect()
-        self._machines.clear()
-        for template in self._templates.values():
-            template.close()
-        self._templates.clear()
+        """See `ports.Driver`; slots are nobody's machines, and end."""
+        await self._slots.stop()
+        self.abandon()
 
     # --- inside ---
 
     async def _talk(self, vm_id: VmId) -> tuple[GuestChannel, Followers]:
         return await (await self._get(vm_id)).talk()
 
+    async def _clear_slots(self) -> None:
+        """Before the first machine: end the slots of an earlier process, whose connections nobody has."""
+        async with self._adopting:
+            if not self._cleared:
+                await self._slots.clear_leftovers()
+                self._cleared = True
+
+    async def _template_for(self, machine: MachineSpec, parts: Parts | None) -> Template:
+        if parts is None:
+            return await self._templates.ready(machine)
+        template = await self._templates.of_digest(parts.template_digest)
+        made_for = template.info.machine
+        if (made_for.vcpus, made_for.memory_mib, made_for.disk_mib) != (
+            machine.vcpus,
+            machine.memory_mib,
+            machine.disk_mib,
+        ):
+            raise DriverError("checkpoint-mismatched", "it is of a machine of another size", retryable=False)
+        return template
+
+    async def _template_of(self, machine: Machine) -> Template:
+        if machine.template is None:
+            machine.template = await self._templates.of_digest(machine.kept.memory_digest)
+        return machine.template
+
+    async def _process_for(
+        self, spec: VmSpec, template: Template, parts: Parts | None
+    ) -> tuple[QemuProcess, GuestChannel | None]:
+        """A slot if there is one, else a new process."""
+        kinds: tuple[Literal["warm", "blank"], ...] = ("warm", "blank") if parts is None else ("blank",)
+        for kind in kinds:
+            taken = await self._slots.take(template, kind, spec.directory, spec.vm_id)
+            if taken is not None:
+                return taken
+        return await self._yard.spawn(spec.directory, spec.vm_id, template, wanted=True), None
+
     def _kept(self, spec: VmSpec, template: Template) -> KeptSpec:
         identity = Identity(
             session_id=spec.session_id,
             incarnation=spec.incarnation,
-            epoch=self._new_epoch(),
+            epoch=self._new_id("epoch"),
             hostname=spec.session_id[:63],
             machine_id=(spec.session_id + spec.vm_id).encode().hex()[-32:],
         )
@@ -242,99 +258,102 @@ class QemuDriver(GuestPrograms):
             session_id=spec.session_id,
             incarnation=spec.incarnation,
             machine=spec.machine,
-            template_key=template.info.key,
+            memory_digest=template.memory.digest,
             identity=identity,
         )
 
-    async def _spawn(self, directory: Path, kept: KeptSpec, template: Template) -> QemuProcess:
-        files = MachineFiles(
-            kernel=template.image.kernel,
-            initrd=template.image.initrd,
-            memory=f"/proc/self/fd/{template.memory}",
-            memory_shared=False,
-            disk=directory / DISK,
+    def _remains(self, ref: ResourceRef) -> bool:
+        directory = self._vms / ref.name.rpartition(":" if ref.kind == "process" else "/")[2]
+        if ref.kind == "process":
+            return recorded_pid(directory) is not None
+        claim = read_claim(directory)
+        held = claim.directories if claim is not None else self._yard.confining.directories(directory.name)
+        return groups.are_there(held)
+
+    async def _present(self, vm_id: VmId) -> PresentVm | None:
+        """What is there of a machine that has claimed something; None when none of it exists."""
+        directory = self._vms / vm_id
+        kept = await asyncio.to_thread(read_spec, directory)
+        state, detail = await self._state(vm_id, directory)
+        if state is None:
+            return None
+        return PresentVm(
+            vm_id=vm_id,
+            session_id=None if kept is None else kept.session_id,
+            incarnation=None if kept is None else kept.incarnation,
+            state=state,
+            detail=detail,
         )
-        sockets = Sockets(directory)
-        try:
-            qmp_fd, agent_fd = sockets.descriptors()
-            argv = command_line(self._engine, kept.machine, files, qmp_fd=qmp_fd, agent_fd=agent_fd, incoming=True)
-            return await QemuProcess.spawn(directory, argv, sockets, (template.memory,))
-        finally:
-            sockets.close()
 
-    async def _load(self, process: QemuProcess, directory: Path, template: Template, parts: Parts | None) -> None:
-        state = template.devices
-        if parts is None:
-            ignore_shared: list[dict[str, object]] = [{"capability": "x-ignore-shared", "state": True}]
-            await process.command("migrate-set-capabilities", capabilities=ignore_shared)
-        else:
-            ranges = pages.find_memory(process.pid, template.memory_inode)
-            await asyncio.to_thread(pages.put_pages, parts.memory, process.pid, ranges)
-            state = directory / "devices.in"
-            state.write_bytes(parts.state)
-        with state.open("rb") as file:
-            await process.send_descriptor("state", file.fileno())
-            await process.command("migrate-incoming", uri="fd:state")
-            deadline = asyncio.get_running_loop().time() + LOAD_TIMEOUT_S
-            while (await process.command("query-status"))["status"] == "inmigrate":
-                if asyncio.get_running_loop().time() > deadline:
-                    raise DriverError("restore-failed", f"QEMU did not load {state}", retryable=True)
-                await asyncio.sleep(LOAD_POLL_S)
-        if parts is not None:
-            state.unlink()
+    async def _state(
+        self, vm_id: VmId, directory: Path
+    ) -> tuple[Literal["starting", "running", "paused", "dead"] | None, str]:
+        known = self._machines.get(vm_id)
+        if known is not None and not known.process.alive:
+            return "dead", _why(known.process, directory)
+        if known is None:
+            if await asyncio.to_thread(recorded_pid, directory) is None:
+                return await asyncio.to_thread(_remnant, directory)
+            if not is_started(directory):
+                return "starting", "its start has not come to its end"
+            try:
+                known = await self._get(vm_id)
+            except DriverError as error:
+                # It exists, and whether it runs cannot be seen: whoever wants it to run is told why it does not.
+                return "paused", str(error)
+        return ("paused" if known.paused else "running"), ""
 
-    def _find(self, vm_id: str) -> QemuProcess | None:
-        machine = self._machines.get(VmId(vm_id))
-        if machine is not None:
-            return machine.process if machine.process.alive else None
-        return QemuProcess.find(self._root / vm_id)
-
-    def _present(self, directory: Path) -> PresentVm:
-        vm_id = VmId(directory.name)
-        try:
-            kept = msgspec.json.decode((directory / SPEC).read_bytes(), type=KeptSpec)
-        except (OSError, msgspec.DecodeError) as error:
-            return PresentVm(vm_id=vm_id, session_id=None, incarnation=None, state="dead", detail=str(error))
-        state: Literal["running", "paused", "dead", "starting"] = "running"
-        machine = self._machines.get(vm_id)
-        if self._find(vm_id) is None:
-            state = "dead"
-        elif machine is not None and machine.paused:
-            state = "paused"
-        return PresentVm(vm_id=vm_id, session_id=kept.session_id, incarnation=kept.incarnation, state=state)
-
-    async def _get(self, vm_id: VmId) -> _Machine:
-        """The machine, adopted when an earlier driver object started it."""
-        machine = self._machines.get(vm_id)
-        if machine is not None and machine.process.alive:
+    async def _get(self, vm_id: VmId) -> Machine:
+        """The machine, taken charge of when an earlier driver object started it."""
+        async with self._adopting:
+            machine = self._machines.get(vm_id)
+            if machine is not None and machine.process.alive and machine.process.connected:
+                return machine
+            if machine is not None:
+                machine.let_go()
+                del self._machines[vm_id]
+            directory = self._vms / vm_id
+            process = QemuProcess.find(directory)
+            if process is None:
+                raise DriverError(VM_GONE, f"there is no machine {vm_id}", retryable=False)
+            try:
+                await process.connect()
+                status = (await process.command("query-status"))["status"]
+                await drop_leftovers(process)
+            except BaseException:
+                process.let_go()
+                raise
+            kept = await asyncio.to_thread(read_spec, directory)
+            machine = Machine(process, kept, self._wall_ns, paused=status != "running")
+            self._machines[vm_id] = machine
             return machine
-        directory = self._root / vm_id
-        process = QemuProcess.find(directory)
-        if process is None:
-            raise DriverError(VM_GONE, f"there is no machine {vm_id}", retryable=False)
-        kept = msgspec.json.decode((directory / SPEC).read_bytes(), type=KeptSpec)
-        template = await self.prepare(kept.machine)
-        await process.connect()
-        status = await process.command("query-status")
-        machine = _Machine(kept, process, template)
-        machine.paused = status["status"] != "running"
-        self._machines[vm_id] = machine
-        return machine
 
 
-def _lay_out(directory: Path, template: Template, checkpoint: CheckpointFiles | None) -> Parts | None:
-    """Check the parts to start from, if any, and give the machine its disk."""
-    parts = None if checkpoint is None else check(checkpoint, template)
-    shutil.copyfile(template.empty_overlay if parts is None else parts.disk, directory / DISK)
-    (directory / DISK).chmod(0o600)
-    return parts
+def _refuse_impossible(machine: MachineSpec) -> None:
+    """What no machine of this host can be."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    for what, asked, least, most in (
+        ("vCPUs", machine.vcpus, 1, os.cpu_count() or 1),
+        ("MiB of memory", machine.memory_mib, MEMORY_MIB_MIN, memory),
+    ):
+        if not least <= asked <= most:
+            detail = f"a machine of this host has from {least} to {most} {what}, not {asked}"
+            raise DriverError("machine-refused", detail, retryable=False)
 
 
-def _write_parts(machine: _Machine, own: Path, directory: Path) -> list[PartFile]:
-    ranges = pages.find_memory(machine.process.pid, machine.template.memory_inode)
-    captured = pages.capture(machine.process.pid, ranges)
-    raw = directory / "devices.raw"
-    try:
-        return write(captured, raw.read_bytes(), own / DISK, machine.template, directory)
-    finally:
-        raw.unlink(missing_ok=True)
+def _why(process: QemuProcess, directory: Path) -> str:
+    claim = read_claim(directory)
+    if claim is not None and groups.killed_for_memory(claim.directories):
+        return "it used more memory than it may"
+    return process.how_it_ended()
+
+
+def _remnant(directory: Path) -> tuple[Literal["starting", "dead"] | None, str]:
+    """What is left of a machine without a process that is recorded and lives."""
+    claim = read_claim(directory)
+    held = [] if claim is None else claim.directories
+    if groups.members(held):
+        return "starting", "its process has not been recorded yet"
+    if groups.are_there(held) or (directory / PROCESS).exists():
+        return "dead", "its process is gone"
+    return None, ""

@@ -1,4 +1,4 @@
-"""Which QEMU this machine has, what it can do, and the command line of a machine; no process is started here."""
+"""Which QEMU this machine has, and what must be equal where a checkpoint is made and where it is loaded."""
 
 import hashlib
 import re
@@ -10,12 +10,11 @@ from typing import Final, Literal
 import msgspec
 
 from torpor_contracts.errors import Rejected
-from torpor_contracts.session import MachineSpec
+from torpor_vm_host.adapters.qemu.tsc import tsc_khz, tsc_mhz
 
 BINARY: Final = "qemu-system-x86_64"
-AGENT_PORT: Final = "torpor.agent"
+IMAGE_TOOL: Final = "qemu-img"
 VERSION_MIN: Final = (7, 2)
-SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 Accelerator = Literal["tcg", "kvm"]
 
@@ -28,6 +27,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     build: str
     accelerator: Accelerator
     tsc_khz: int
+    processor: str = ""
+    """Under KVM the host's processor, which guests see as it is."""
 
     @property
     def cpu(self) -> str:
@@ -36,82 +37,42 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """What must be equal where a checkpoint is made and where it is loaded."""
-        return f"qemu-{self.version}-{self.build}-microvm-{self.accelerator}-{self.cpu}"
+        """What must be equal: the build, the machine type, the processor, and how fast its time stamps run."""
+        cpu = f"{self.cpu}.{self.processor}" if self.processor else self.cpu
+        return f"qemu-{self.version}-{self.build}-microvm-{self.accelerator}-{cpu}-{tsc_mhz(self.tsc_khz)}mhz"
 
 
 def find_engine(accelerator: Accelerator) -> Engine:
     """The QEMU on this machine's PATH; raises `Rejected` that says what to install."""
-    found = shutil.which(BINARY)
-    if found is None:
-        raise Rejected(
-            "qemu-missing",
-            f"{BINARY} is not installed",
-            "sudo apt-get install qemu-system-x86 (or: torpor doctor --fix)",
-        )
-    printed = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout  # noqa: S603
-    match = re.search(r"version (\d+)\.(\d+)\.(\d+)(?: \(([^)]*)\))?", printed)
+    found = _tool(BINARY, "qemu-system-x86")
+    _tool(IMAGE_TOOL, "qemu-utils")
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Rejected("qemu-broken", f"{found} does not run: {error}", "install qemu-system-x86 again") from error
+    match = re.search(r"version (\d+)\.(\d+)\.(\d+)(?: \(([^)]*)\))?", said)
     if match is None or (int(match[1]), int(match[2])) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
-        raise Rejected("qemu-too-old", f"{found} says {printed.strip()!r}", f"install QEMU {wanted} or newer")
-    build = hashlib.sha256((match[4] or "").encode()).hexdigest()[:8]
+        raise Rejected("qemu-too-old", f"{found} says {said.strip()!r}", f"install QEMU {wanted} or newer")
     return Engine(
         binary=Path(found),
         version=f"{match[1]}.{match[2]}.{match[3]}",
-        build=build,
+        build=hashlib.sha256((match[4] or "").encode()).hexdigest()[:8],
         accelerator=accelerator,
-        tsc_khz=_tsc_khz(),
+        tsc_khz=tsc_khz(),
+        processor=_processor() if accelerator == "kvm" else "",
     )
 
 
-def _tsc_khz() -> int:
-    """The processor's clock in kHz: a guest told it does not calibrate, which hangs on a busy host."""
-    match = re.search(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return int(float(match[1]) * 1000) if match else 2_000_000
+def _tool(name: str, package: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        advice = f"sudo apt-get install {package} (or: torpor doctor --fix)"
+        raise Rejected("qemu-missing", f"{name} is not installed", advice)
+    return found
 
 
-class MachineFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine is made of on the host. `memory` may be `/proc/self/fd/N` of a sealed memory file."""
-
-    kernel: Path
-    initrd: Path
-    memory: str
-    memory_shared: bool
-    disk: Path
-    console: Path | None = None
-
-
-def command_line(
-    engine: Engine, spec: MachineSpec, files: MachineFiles, *, qmp_fd: int, agent_fd: int, incoming: bool
-) -> list[str]:
-    """QEMU's arguments. The machine line is the same for boot and restore, or the device state would not load."""
-    threads = "single" if spec.vcpus == 1 else "multi"
-    accelerator = f"tcg,thread={threads}" if engine.accelerator == "tcg" else "kvm"
-    kernel_line = f"quiet panic=-1 tsc_early_khz={engine.tsc_khz} tsc=reliable random.trust_cpu=on"
-    memory = f"memory-backend-file,id=mem0,size={spec.memory_mib}M,mem-path={files.memory}"
-    return [
-        str(engine.binary),
-        "-name", "torpor",
-        "-M", "microvm,rtc=on,memory-backend=mem0",
-        "-accel", accelerator,
-        "-cpu", engine.cpu,
-        "-m", str(spec.memory_mib),
-        "-smp", str(spec.vcpus),
-        "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
-        "-sandbox", SANDBOX,
-        "-object", f"{memory},share={'on' if files.memory_shared else 'off'}",
-        "-kernel", str(files.kernel),
-        "-initrd", str(files.initrd),
-        "-append", kernel_line,
-        "-chardev", f"socket,id=qmp,fd={qmp_fd},server=on,wait=off",
-        "-mon", "chardev=qmp,mode=control",
-        "-device", "virtio-serial-device,id=serial0",
-        "-chardev", f"socket,id=agent,fd={agent_fd},server=on,wait=off",
-        "-device", f"virtserialport,chardev=agent,name={AGENT_PORT}",
-        "-blockdev", f"driver=file,filename={files.disk},node-name=file0,cache.direct=off",
-        "-blockdev", "driver=qcow2,file=file0,node-name=disk0,discard=unmap",
-        "-device", "virtio-blk-device,drive=disk0,id=disk",
-        "-device", "virtio-rng-device",
-        "-serial", f"file:{files.console}" if files.console else "null",
-        *(["-incoming", "defer"] if incoming else []),
-    ]  # fmt: skip
+def _processor() -> str:
+    """A digest of the processor's model and features."""
+    kept = re.findall(r"^(?:model name|flags)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:2]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]

@@ -1,15 +1,37 @@
 """Following programs in a guest: output in order to whoever takes it, confirmed when it is taken, until the end."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final, Literal, cast
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
+
+import msgspec
 
 from torpor_contracts.ids import ExecId
 from torpor_guest_agent.frames import Frame
-from torpor_vm_host.adapters.qemu.guest import GuestChannel
+from torpor_vm_host.adapters.qemu.guest import NONSENSE, GuestChannel
 from torpor_vm_host.ports import EXEC_UNKNOWN, VM_GONE, DriverError, ExecOutcome, OnOutput, Output
 
 CONFIRM_EVERY_BYTES: Final = 128 * 1024
+
+
+class OutputEvent(msgspec.Struct, frozen=True, tag="output", tag_field="event"):
+    """Bytes a program wrote, which are the body of the frame."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+
+
+class EndEvent(msgspec.Struct, frozen=True, tag="end", tag_field="event"):
+    """A program ended; `offset` is all it wrote."""
+
+    outcome: Literal["exited", "signaled", "timed-out"]
+    offset: int
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class ClosedEvent(msgspec.Struct, frozen=True, tag="closed", tag_field="event"):
+    """The guest's channel is no more."""
 
 
 class Followers:
@@ -20,10 +42,10 @@ class Followers:
         self._queues: dict[str, asyncio.Queue[Frame]] = {}
         guest.on_event = self._take
 
-    async def follow(self, exec_id: ExecId, begin: Callable[[], Any], on_output: OnOutput) -> ExecOutcome:
+    async def follow(self, exec_id: ExecId, begin: Callable[[], Awaitable[None]], on_output: OnOutput) -> ExecOutcome:
         """Begin (start or attach), then take output to the end. Who was following before is cut off.
 
-        The queue is bounded by what the guest sends unconfirmed (`programs.UNCONFIRMED_BYTES_MAX`).
+        The queue is bounded by what the guest sends unconfirmed (`program.UNCONFIRMED_BYTES_MAX`).
         """
         queue: asyncio.Queue[Frame] = asyncio.Queue()
         self._queues[exec_id] = queue
@@ -38,42 +60,45 @@ class Followers:
         taken = confirmed = -1
         while True:
             frame = await queue.get()
-            header = frame.header
-            match header["event"]:
-                case "output":
-                    if header["offset"] < taken:  # sent again on attaching, and taken already
+            match _event(frame):
+                case OutputEvent() as output:
+                    if output.offset < taken:  # sent again on attaching, and taken already
                         continue
-                    stream = cast("Literal['stdout', 'stderr']", header["stream"])
-                    await on_output(Output(stream=stream, offset=header["offset"], data=frame.body))
-                    taken = header["offset"] + len(frame.body)
+                    await on_output(Output(stream=output.stream, offset=output.offset, data=frame.body))
+                    taken = output.offset + len(frame.body)
                     if taken - confirmed >= CONFIRM_EVERY_BYTES or queue.empty():
-                        await self._guest.tell("confirm", {"exec_id": exec_id, "offset": taken})
+                        self._guest.tell("confirm", {"exec_id": exec_id, "offset": taken})
                         confirmed = taken
-                case "end":
-                    return _outcome(header)
-                case _:
+                case EndEvent() as end:
+                    return _outcome(end)
+                case ClosedEvent():
                     raise DriverError(VM_GONE, "the guest's channel was closed", retryable=False)
 
     def _take(self, frame: Frame) -> None:
         exec_id = frame.header.get("exec_id")
-        if exec_id is None:
-            if frame.header["event"] == "closed":
-                for queue in self._queues.values():
-                    queue.put_nowait(frame)
+        if frame.header["event"] == "closed" and exec_id is None:
+            for queue in self._queues.values():
+                queue.put_nowait(frame)
             return
-        follower = self._queues.get(exec_id)
+        follower = self._queues.get(exec_id) if isinstance(exec_id, str) else None
         if follower is not None:
             follower.put_nowait(frame)
 
 
-def _outcome(header: dict[str, Any]) -> ExecOutcome:
-    detail = f"signal {header['signal']}" if header.get("signal") is not None else ""
-    timed_out = header["outcome"] == "timed-out"
+def _event(frame: Frame) -> OutputEvent | EndEvent | ClosedEvent:
+    try:
+        return msgspec.convert(frame.header, OutputEvent | EndEvent | ClosedEvent)
+    except msgspec.ValidationError as error:
+        detail = f"the guest's agent says what no agent of ours does: {error}"
+        raise DriverError(NONSENSE, detail, retryable=False) from error
+
+
+def _outcome(end: EndEvent) -> ExecOutcome:
     return ExecOutcome(
-        outcome=header["outcome"],
-        exit_code=None if timed_out else header["exit_code"],
-        detail=detail,
-        output_bytes=header["offset"],
+        outcome=end.outcome,
+        exit_code=None if end.outcome == "timed-out" else end.exit_code,
+        detail="" if end.signal is None else f"signal {end.signal}",
+        output_bytes=end.offset,
     )
 
 

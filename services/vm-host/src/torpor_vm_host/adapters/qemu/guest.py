@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import os
-import time
+import secrets
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -11,13 +12,17 @@ from typing import Any, Final
 import msgspec
 
 from torpor_guest_agent.frames import Frame, Frames, encode
-from torpor_vm_host.adapters.qemu.process import connected
-from torpor_vm_host.ports import DriverError
+from torpor_vm_host.adapters.qemu.wire import Wire, connected
+from torpor_vm_host.ports import VM_GONE, DriverError
 
-READ_BYTES: Final = 256 * 1024
+NONSENSE: Final = "guest-nonsense"
 ENTROPY_BYTES: Final = 64
+REQUEST_S: Final = 30.0
 HELLO_TRIES_S: Final = 2.0
 """A hello that is not answered for so long is sent again: a guest that boots drops what came before its agent."""
+
+WallClock = Callable[[], int]
+"""Nanoseconds since the Unix epoch, UTC."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,109 +36,125 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuestChannel:
-    """One connection to one guest's agent."""
+    """One connection to one guest's agent. What the guest said to an earlier host is not heard."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._ids = itertools.count(1)
+    def __init__(self, connection: socket.socket) -> None:
+        # Answers to another host's requests may still be on their way out of the guest: no number is used twice.
+        self._ids = itertools.count(secrets.randbits(48))
         self._answers: dict[int, asyncio.Future[Frame]] = {}
-        self._epoch: str | None = None
+        self._frames = Frames()
+        self._greeted = False
         self.on_event: Callable[[Frame], None] = lambda _: None
-        self._reading = asyncio.get_running_loop().create_task(self._read())
-        self._writer.write(b"\x00")
+        self._wire = Wire(connection, self._arrived, self._over)
+        self._wire.send(b"\x00")
 
     @classmethod
-    async def connect(cls, socket_path: Path) -> "GuestChannel":
-        """Connect to the socket QEMU listens on."""
+    def connect(cls, socket_path: Path) -> "GuestChannel":
+        """Connect to the socket the engine listens on; raises `DriverError("vm-gone")`."""
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=connected(socket_path), limit=READ_BYTES)
+            return cls(connected(socket_path))
         except OSError as error:
-            raise DriverError("vm-gone", f"the guest's channel is closed: {error}", retryable=False) from error
-        return cls(reader, writer)
+            raise _closed(f"the guest's channel is closed: {error}") from error
 
-    async def hello(self, identity: Identity, timeout_s: float) -> list[dict[str, Any]]:
+    @property
+    def is_open(self) -> bool:
+        """Whether the guest can still be told anything."""
+        return self._wire.is_open
+
+    async def hello(self, identity: Identity, wall_ns: WallClock, timeout_s: float) -> list["KnownProgram"]:
         """Give the guest its identity, time and randomness; answers the programs it knows.
 
         Raises `DriverError("guest-silent")` when the agent does not answer in time.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
-        while True:
-            left = deadline - clock()
-            if left <= 0:
-                raise DriverError("guest-silent", f"the guest's agent did not answer for {timeout_s} s", retryable=True)
-            header = {**msgspec.to_builtins(identity), "clock_ns": time.time_ns()}
+        while (left := deadline - clock()) > 0:
+            header = {**msgspec.to_builtins(identity), "clock_ns": wall_ns()}
             try:
-                answer = await self.request(
-                    "hello", header, os.urandom(ENTROPY_BYTES), timeout_s=min(left, HELLO_TRIES_S)
-                )
+                answer = await self._ask("hello", header, os.urandom(ENTROPY_BYTES), min(left, HELLO_TRIES_S))
             except TimeoutError:
                 continue
-            break
-        # The first setting of a cold clock comes out late by the time the guest took to get there; the second does not.
-        await self.request("clock", {"clock_ns": time.time_ns()}, timeout_s=timeout_s)
-        programs: list[dict[str, Any]] = answer.header["programs"]
-        return programs
+            self._greeted = True
+            # A cold clock is set late by the time the guest took to get there; the second setting comes at once.
+            self.tell("clock", {"clock_ns": wall_ns()})
+            return programs_of(answer)
+        raise DriverError("guest-silent", f"the guest's agent did not answer for {timeout_s} s", retryable=True)
 
     async def request(
-        self, op: str, header: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
+        self, op: str, header: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = REQUEST_S
     ) -> Frame:
-        """Ask the agent and wait for its answer: `DriverError` when it refuses, `TimeoutError` when it is silent."""
+        """Ask the agent and wait for its answer; `DriverError` when it refuses, is silent, or is gone."""
+        try:
+            return await self._ask(op, header or {}, body, timeout_s)
+        except TimeoutError as error:
+            detail = f"the guest's agent did not answer {op!r} for {timeout_s} s"
+            raise DriverError("guest-silent", detail, retryable=True) from error
+
+    def tell(self, op: str, header: dict[str, Any]) -> None:
+        """Ask the agent for something that it does not answer."""
+        self._send(Frame({"op": op, **header}))
+
+    def close(self) -> None:
+        """Let go of the guest; it goes on."""
+        self._wire.close()
+
+    async def _ask(self, op: str, header: dict[str, Any], body: bytes, timeout_s: float) -> Frame:
         number = next(self._ids)
         waiting: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._answers[number] = waiting
         try:
-            self._writer.write(encode(Frame({"op": op, "id": number, **(header or {})}, body)))
-            await self._writer.drain()
+            self._send(Frame({"op": op, "id": number, **header}, body))
             async with asyncio.timeout(timeout_s):
+                await self._wire.drained()
                 answer = await waiting
         except ConnectionError as error:
-            raise DriverError("vm-gone", f"the guest's channel broke: {error}", retryable=False) from error
+            raise _closed(f"the guest's channel broke: {error}") from error
         finally:
             self._answers.pop(number, None)
-        if not answer.header["ok"]:
-            raise DriverError(answer.header["code"], answer.header["message"], retryable=False)
+        if answer.header.get("ok") is not True:
+            code, message = answer.header.get("code", NONSENSE), answer.header.get("message", "")
+            raise DriverError(str(code), str(message), retryable=False)
         return answer
 
-    async def tell(self, op: str, header: dict[str, Any]) -> None:
-        """Ask the agent for something whose answer nobody waits for."""
-        self._writer.write(encode(Frame({"op": op, "id": 0, **header})))
+    def _send(self, frame: Frame) -> None:
         try:
-            await self._writer.drain()
-        except ConnectionError as error:
-            raise DriverError("vm-gone", f"the guest's channel broke: {error}", retryable=False) from error
+            self._wire.send(encode(frame))
+        except OSError as error:
+            raise _closed(f"the guest's channel broke: {error}") from error
 
-    def abort(self) -> None:
-        """Cut the connection without a word."""
-        self._reading.cancel()
-        self._writer.transport.abort()
+    def _arrived(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            if "re" in frame.header:
+                number = frame.header["re"]
+                waiting = self._answers.get(number) if isinstance(number, int) else None
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame)
+            elif self._greeted and "event" in frame.header:
+                self.on_event(frame)
 
-    async def close(self) -> None:
-        """Let go of the guest; it goes on."""
-        self._reading.cancel()
-        self._writer.close()
-        await asyncio.gather(self._reading, return_exceptions=True)
+    def _over(self) -> None:
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(_closed("the guest's channel was closed"))
+        self.on_event(Frame({"event": "closed"}))
 
-    async def _read(self) -> None:
-        frames = Frames()
-        try:
-            while data := await self._reader.read(READ_BYTES):
-                for frame in frames.feed(data):
-                    self._take(frame)
-        except ConnectionError:
-            pass
-        finally:
-            gone = DriverError("vm-gone", "the guest's channel was closed", retryable=False)
-            for waiting in self._answers.values():
-                if not waiting.done():
-                    waiting.set_exception(gone)
-            self.on_event(Frame({"event": "closed"}))
 
-    def _take(self, frame: Frame) -> None:
-        if "re" in frame.header:
-            waiting = self._answers.get(frame.header["re"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(frame)
-        elif "event" in frame.header:
-            self.on_event(frame)
+class KnownProgram(msgspec.Struct, frozen=True):
+    """What an agent says of a program it knows."""
+
+    exec_id: str
+    running: bool
+    remaining_s: float | None = None
+
+
+def programs_of(answer: Frame) -> list[KnownProgram]:
+    """The programs an answer lists; `DriverError("guest-nonsense")` when it is not understood: guests may lie."""
+    try:
+        return msgspec.convert(answer.header.get("programs"), list[KnownProgram])
+    except msgspec.ValidationError as error:
+        detail = f"the guest's agent says what no agent of ours does: {error}"
+        raise DriverError(NONSENSE, detail, retryable=False) from error
+
+
+def _closed(detail: str) -> DriverError:
+    return DriverError(VM_GONE, detail, retryable=False)

@@ -2,34 +2,41 @@
 
 import hashlib
 import os
-import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from torpor_vm_host.adapters.qemu import memory as pages
 from torpor_vm_host.adapters.qemu.devices import Binding, bound, loadable, unbound
-from torpor_vm_host.adapters.qemu.template import Template, digest_of
+from torpor_vm_host.adapters.qemu.digests import digest_of
+from torpor_vm_host.adapters.qemu.memory import read_header, write_page_file
+from torpor_vm_host.adapters.qemu.template import Template
 from torpor_vm_host.ports import CheckpointFiles, DriverError, PartFile
+
+MEMORY: Final = "memory"
+DEVICES: Final = "devices"
+DISK: Final = "disk"
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that belong together: `state` is loadable, `memory` and `disk` are files."""
+    """Parts that belong together: `state` is loadable, `memory` and `disk` are files over a template."""
 
     memory: Path
     state: bytes
     disk: Path
+    template_digest: str
 
 
-def check(checkpoint: CheckpointFiles, template: Template) -> Parts:
-    """The parts, once each is whole and all are of one generation and of this engine and template.
+def check(checkpoint: CheckpointFiles, fingerprint: str) -> Parts:
+    """The parts, once each is whole and all are of one generation and of this engine.
 
-    Raises `DriverError` `checkpoint-corrupt` or `checkpoint-mismatched`; nothing has been started then.
+    Raises `DriverError` `checkpoint-corrupt` or `checkpoint-mismatched`; nothing has run by then.
     """
     try:
         files = {kind: checkpoint.files[kind] for kind in ("memory", "devices", "disk")}
         binding, state = unbound(files["devices"].read_bytes())
-        header = pages.read_header(files["memory"])
+        header = read_header(files["memory"])
         digests = {"memory": digest_of(files["memory"]), "disk": digest_of(files["disk"])}
     except KeyError as error:
         raise DriverError("checkpoint-corrupt", f"the part {error} is missing", retryable=False) from error
@@ -37,32 +44,21 @@ def check(checkpoint: CheckpointFiles, template: Template) -> Parts:
         raise DriverError("checkpoint-corrupt", str(error), retryable=False) from error
     if hashlib.sha256(state).hexdigest() != binding.state_digest:
         raise DriverError("checkpoint-corrupt", "the device state is not what it was", retryable=False)
-    if binding.fingerprint != template.info.fingerprint:
-        raise DriverError(
-            "checkpoint-mismatched",
-            f"it was made by {binding.fingerprint}, this host runs {template.info.fingerprint}",
-            retryable=False,
-        )
-    if binding.template_key != template.info.key or header.base_digest != template.memory_digest:
-        raise DriverError("checkpoint-mismatched", "its memory builds on another template", retryable=False)
+    if binding.fingerprint != fingerprint:
+        raise _mismatched(f"it was made by {binding.fingerprint}, this host runs {fingerprint}")
     for kind, expected in (("memory", binding.memory_digest), ("disk", binding.disk_digest)):
         if digests[kind] != expected:
-            raise DriverError(
-                "checkpoint-mismatched",
-                f"the {kind} is not the one this device state belongs to: it is damaged, or of another generation",
-                retryable=False,
+            raise _mismatched(
+                f"the {kind} is not the one this device state belongs to: it is damaged, or of another generation"
             )
-    return Parts(memory=files["memory"], state=state, disk=files["disk"])
+    return Parts(memory=files["memory"], state=state, disk=files["disk"], template_digest=header.base_digest.hex())
 
 
-def write(
-    captured: list[tuple[int, bytes]], raw_state: bytes, own_disk: Path, template: Template, to: Path
-) -> list[PartFile]:
-    """Write the three parts durably into the directory `to`."""
-    memory, devices, disk = to / "memory", to / "devices", to / "disk"
-    pages.write_page_file(captured, template.memory, template.memory_digest, memory)
-    shutil.copyfile(own_disk, disk)
-    state = loadable(raw_state)
+def write(captured: Iterable[tuple[int, bytes]], raw_state: Path, template: Template, to: Path) -> list[PartFile]:
+    """Write the memory and the devices durably into the directory `to`, where the disk is already."""
+    memory, devices, disk = to / MEMORY, to / DEVICES, to / DISK
+    write_page_file(captured, template.memory.descriptor, template.memory_digest, memory)
+    state = loadable(raw_state.read_bytes())
     binding = Binding(
         fingerprint=template.info.fingerprint,
         template_key=template.info.key,
@@ -71,11 +67,19 @@ def write(
         state_digest=hashlib.sha256(state).hexdigest(),
     )
     devices.write_bytes(bound(state, binding))
-    for path in (devices, disk):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    raw_state.unlink()
+    for path in (devices, disk, to):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     return [
-        PartFile(kind="memory", path=memory, head_bytes=pages.read_header(memory).length),
+        PartFile(kind="memory", path=memory, head_bytes=read_header(memory).length),
         PartFile(kind="devices", path=devices),
         PartFile(kind="disk", path=disk),
     ]
+
+
+def _mismatched(detail: str) -> DriverError:
+    return DriverError("checkpoint-mismatched", detail, retryable=False)

@@ -1,200 +1,229 @@
-"""One QEMU process: started with its sockets open, controlled by QMP, found again by another process of ours."""
+"""One QEMU process: started confined and recorded, controlled by QMP, found again by another process of ours."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from qemu.qmp import QMPClient, QMPError
-
-from torpor_vm_host.ports import DriverError
+from torpor_vm_host.adapters.qemu.confining import PROCESS, read_claim
+from torpor_vm_host.adapters.qemu.qmp import QmpRefused, QmpSession
+from torpor_vm_host.adapters.qemu.wire import listening_at
+from torpor_vm_host.ports import VM_GONE, DriverError
 
 QMP_SOCKET: Final = "qmp.sock"
 AGENT_SOCKET: Final = "agent.sock"
-RECORD: Final = "machine.json"
 ERRORS: Final = "qemu.log"
-QMP_TIMEOUT_S: Final = 20.0
-KILL_WAIT_S: Final = 5.0
-
-
-class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written beside a machine so that it can be found: `started` (clock ticks) tells a pid from its reuse."""
-
-    pid: int
-    started: int
+QMP_S: Final = 20.0
+KILL_S: Final = 5.0
+START_TICKS: Final = 19
+"""Where in /proc/PID/stat, behind the name, the start of the process is (field 22)."""
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot (field 22 of /proc/PID/stat); None when there is none."""
+    """When the process began, in clock ticks since boot; None when there is none that has not ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return None if fields[0] in {"Z", "X"} else int(fields[START_TICKS])
 
 
 class QemuProcess:
-    """A running QEMU and the QMP session to it."""
+    """A QEMU that was started here, by this process or an earlier one of ours, and the QMP session to it."""
 
-    def __init__(self, pid: int, directory: Path, child: "subprocess.Popen[bytes] | None") -> None:
+    def __init__(self, pid: int, directory: Path) -> None:
         self.pid = pid
         self.directory = directory
-        self._child = child
-        self._qmp = QMPClient("torpor")
-        self._socket: socket.socket | None = None
+        self.ended = asyncio.Event()
+        self.exit_status: int | None = None
+        self.on_event: Callable[[str, dict[str, Any]], None] = lambda _, __: None
+        self._qmp: QmpSession | None = None
+        self._loop = asyncio.get_running_loop()
+        self._watched: int | None = os.pidfd_open(pid)
+        self._loop.add_reader(self._watched, self._has_ended)
 
     @classmethod
     async def spawn(
-        cls, directory: Path, argv: Sequence[str], sockets: "Sockets", keep: Sequence[int]
+        cls, directory: Path, argv: list[str], sockets: "Sockets", inherited: Sequence[int]
     ) -> "QemuProcess":
-        """Start QEMU with its listening sockets and the descriptors in `keep`; raises `DriverError("qemu-failed")`."""
-        with (directory / ERRORS).open("wb") as errors:
-            try:
-                child = subprocess.Popen(  # noqa: ASYNC220, S603  (vfork: a few ms)
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=errors,
-                    stderr=errors,
-                    pass_fds=(*sockets.descriptors(), *keep),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise DriverError("qemu-failed", f"QEMU could not be started: {error}", retryable=True) from error
-        process = cls(child.pid, directory, child)
-        started = start_ticks(child.pid)
-        record = ProcessRecord(pid=child.pid, started=started or 0)
-        (directory / RECORD).write_bytes(msgspec.json.encode(record))
+        """Start QEMU by its launcher, which records it in the directory; raises `DriverError("qemu-failed")`.
+
+        `sockets` are its own from then on: when it ends, nobody listens on them.
+        """
+        (directory / PROCESS).unlink(missing_ok=True)
+        errors = os.open(directory / ERRORS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, errors, 1),
+            (os.POSIX_SPAWN_DUP2, errors, 2),
+            # Onto itself: the descriptor stays open in the child.
+            *((os.POSIX_SPAWN_DUP2, one, one) for one in inherited),
+        ]
+        try:
+            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsid=True)  # noqa: ASYNC221  (1 ms)
+        except OSError as error:
+            raise DriverError("qemu-failed", f"QEMU could not be started: {error}", retryable=True) from error
+        finally:
+            os.close(errors)
+            sockets.close()
+        process = cls(pid, directory)
         try:
             await process.connect()
-        except DriverError:
+        except BaseException:
             await process.kill()
             raise
         return process
 
     @classmethod
     def find(cls, directory: Path) -> "QemuProcess | None":
-        """The QEMU an earlier process of ours started in this directory, if it is still the same one."""
-        try:
-            record = msgspec.json.decode((directory / RECORD).read_bytes(), type=ProcessRecord)
-        except (FileNotFoundError, msgspec.DecodeError):
+        """The QEMU that an earlier process of ours started in this directory, if it is there still."""
+        pid = recorded_pid(directory)
+        if pid is None:
             return None
-        if start_ticks(record.pid) != record.started:
+        try:
+            return cls(pid, directory)
+        except ProcessLookupError:
             return None
-        return cls(record.pid, directory, None)
-
-    async def connect(self) -> None:
-        """Open the QMP session."""
-        try:
-            async with asyncio.timeout(QMP_TIMEOUT_S):
-                self._socket = connected(self.directory / QMP_SOCKET)
-                await self._qmp.connect(self._socket)
-        except (QMPError, OSError, TimeoutError) as error:
-            raise DriverError("qemu-failed", self._last_words(str(error)), retryable=True) from error
-
-    async def command(self, name: str, **arguments: Any) -> Any:
-        """Run a QMP command; raises `DriverError("qemu-refused")`, or `vm-gone` when the process is no more."""
-        try:
-            async with asyncio.timeout(QMP_TIMEOUT_S):
-                return await self._qmp.execute(name, {key.replace("_", "-"): value for key, value in arguments.items()})
-        except (QMPError, OSError, TimeoutError) as error:
-            code = "qemu-refused" if self.alive else "vm-gone"
-            raise DriverError(code, self._last_words(f"{name}: {error}"), retryable=False) from error
-
-    async def send_descriptor(self, name: str, descriptor: int) -> None:
-        """Give QEMU an open file under a name, for a URI such as `fd:<name>`."""
-        self._qmp.send_fd_scm(descriptor)
-        await self.command("getfd", fdname=name)
 
     @property
     def alive(self) -> bool:
-        """Whether the process exists and runs."""
-        if self._child is not None:
-            return self._child.poll() is None
-        return QemuProcess.find(self.directory) is not None
+        """Whether the process has not ended."""
+        return not self.ended.is_set()
 
-    def abort(self) -> None:
-        """Cut the QMP session without a word."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+    @property
+    def connected(self) -> bool:
+        """Whether there is a QMP session."""
+        return self._qmp is not None and self._qmp.is_open
 
-    async def disconnect(self) -> None:
+    async def connect(self) -> None:
+        """Open the QMP session; raises `DriverError`."""
+        try:
+            self._qmp = QmpSession(self.directory / QMP_SOCKET)
+            self._qmp.on_event = self._tell
+            async with asyncio.timeout(QMP_S):
+                await self._qmp.greet()
+        except (QmpRefused, OSError, TimeoutError) as error:
+            self.disconnect()
+            code = "qemu-failed" if self.alive else VM_GONE
+            detail = await self._last_words(f"QEMU cannot be reached: {error}")
+            raise DriverError(code, detail, retryable=True) from error
+
+    def send(self, command: str, arguments: dict[str, Any] | None = None, *, descriptor: int | None = None) -> Any:
+        """Give a command without waiting; what it answers is for `answer`. Raises `DriverError("vm-gone")`."""
+        try:
+            if self._qmp is None:
+                raise ConnectionResetError("there is no QMP session")
+            return self._qmp.send(command, arguments, descriptor=descriptor)
+        except OSError as error:
+            raise DriverError(VM_GONE, f"{command}: {error}", retryable=False) from error
+
+    async def answer(self, sent: Any, what: str) -> Any:
+        """What a command answered; raises `DriverError` `qemu-refused`, `qemu-silent`, or `vm-gone`."""
+        try:
+            async with asyncio.timeout(QMP_S):
+                return await sent
+        except QmpRefused as error:
+            raise DriverError("qemu-refused", f"{what}: {error}", retryable=False) from error
+        except ConnectionError as error:
+            raise DriverError(VM_GONE, await self._last_words(f"{what}: {error}"), retryable=False) from error
+        except TimeoutError as error:
+            raise DriverError("qemu-silent", f"{what}: QEMU has not answered for {QMP_S} s", retryable=True) from error
+
+    async def command(
+        self, name: str, arguments: dict[str, Any] | None = None, *, descriptor: int | None = None
+    ) -> Any:
+        """Run a QMP command and wait for its answer."""
+        return await self.answer(self.send(name, arguments, descriptor=descriptor), name)
+
+    def disconnect(self) -> None:
         """Let go of the process; it goes on."""
-        with contextlib.suppress(QMPError, OSError, TimeoutError):
-            async with asyncio.timeout(QMP_TIMEOUT_S):
-                await self._qmp.disconnect()
+        if self._qmp is not None:
+            self._qmp.close()
+            self._qmp = None
+
+    def let_go(self) -> None:
+        """Disconnect, and watch the process no more."""
+        self.disconnect()
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            self._loop.remove_reader(watched)
+            os.close(watched)
 
     async def kill(self) -> None:
-        """End the process at once and wait until it is gone."""
-        if self.alive:
+        """End the process at once and wait until it is gone; idempotent."""
+        if self._watched is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        await self.disconnect()
-        deadline = asyncio.get_running_loop().time() + KILL_WAIT_S
-        while self.alive:
-            if asyncio.get_running_loop().time() > deadline:
-                raise DriverError("qemu-unkillable", f"process {self.pid} does not end", retryable=True)
-            await asyncio.sleep(0.002)
+                signal.pidfd_send_signal(self._watched, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self.ended.wait()
+        except TimeoutError as error:
+            raise DriverError("qemu-unkillable", f"process {self.pid} does not end", retryable=True) from error
+        self.let_go()
 
-    def _last_words(self, otherwise: str) -> str:
+    def how_it_ended(self) -> str:
+        """In words, as far as is known."""
+        words = self._errors()
+        said = f"; QEMU said: {words}" if words else ""
+        status = self.exit_status
+        if status is None:
+            return f"its process is gone{said}"
+        if os.WIFSIGNALED(status):
+            return f"its process was ended by signal {os.WTERMSIG(status)}{said}"
+        return f"its process ended with {os.WEXITSTATUS(status)}{said}"
+
+    def _tell(self, event: str, data: dict[str, Any]) -> None:
+        self.on_event(event, data)
+
+    def _has_ended(self) -> None:
+        # A child of this process is reaped here; one of an earlier process is somebody else's to reap.
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.exit_status = status if pid == self.pid else None
+        if self._watched is not None:
+            self._loop.remove_reader(self._watched)
+        self.ended.set()
+
+    async def _last_words(self, otherwise: str) -> str:
+        """The connection mostly breaks a moment before the process has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self.ended.wait()
+        return f"{otherwise}; {self.how_it_ended()}" if not self.alive else otherwise
+
+    def _errors(self) -> str:
         with contextlib.suppress(OSError):
             words = (self.directory / ERRORS).read_text(errors="replace").strip().splitlines()
             if words:
-                return f"{otherwise}; QEMU said: {words[-1]}"
-        return otherwise
+                return words[-1][:300]
+        return ""
 
 
 class Sockets:
-    """The listening sockets a QEMU is started with: they can be connected to before it has come up."""
+    """The sockets a QEMU is started with: they can be connected to before it has come up."""
 
     def __init__(self, directory: Path) -> None:
-        self.qmp = listening_at(directory / QMP_SOCKET)
-        self.agent = listening_at(directory / AGENT_SOCKET)
-
-    def descriptors(self) -> tuple[int, int]:
-        """QMP's and the agent's."""
-        return self.qmp.fileno(), self.agent.fileno()
+        self._qmp = listening_at(directory / QMP_SOCKET)
+        self._agent = listening_at(directory / AGENT_SOCKET)
+        self.qmp = self._qmp.fileno()
+        self.agent = self._agent.fileno()
 
     def close(self) -> None:
-        """QEMU has its own copies."""
-        self.qmp.close()
-        self.agent.close()
+        """Let go of them; idempotent."""
+        self._qmp.close()
+        self._agent.close()
 
 
-def listening_at(path: Path) -> socket.socket:
-    """A Unix socket that listens at `path`."""
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _short(path) as name:
-        listening.bind(name)
-    listening.listen(4)
-    return listening
-
-
-def connected(path: Path) -> socket.socket:
-    """A socket connected to the one that listens at `path`; raises `OSError` when nobody does."""
-    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def recorded_pid(directory: Path) -> int | None:
+    """The process recorded in this directory, if it is the same one still and has not ended."""
+    if read_claim(directory) is None:
+        return None
     try:
-        with _short(path) as name:
-            connecting.connect(name)
-    except OSError:
-        connecting.close()
-        raise
-    connecting.setblocking(False)
-    return connecting
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """The path by its folder's descriptor: a Unix socket's own may not be longer than 107 bytes."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
+        pid, _, rest = (directory / PROCESS).read_text().partition(" ")
+        began = int(rest.rpartition(")")[2].split()[START_TICKS])
+        return int(pid) if start_ticks(int(pid)) == began else None
+    except (FileNotFoundError, ValueError, IndexError):
+        return None

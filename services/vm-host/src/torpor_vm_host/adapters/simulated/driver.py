@@ -26,6 +26,7 @@ from torpor_vm_host.ports import (
     CheckpointFiles,
     DriverError,
     ExecOutcome,
+    LiveCheckpoint,
     OnOutput,
     Output,
     PartFile,
@@ -139,6 +140,18 @@ class SimulatedDriver:
             await self._clock.sleep(self._timing.checkpoint_s)
             with _named():
                 return await self._offload(lambda: write_parts(machine, directory))
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+        """See `Driver.checkpoint_live`: the moment is now, the writing takes the time."""
+        async with self._holding(vm_id) as live:
+            if live.machine.state != "running":
+                raise DriverError("vm-not-running", f"{vm_id} is {live.machine.state}", retryable=True)
+            async with self._changing(live):
+                live.machine.generation += 1
+            moment = live.machine.stood_still(self._now_us())
+        await self._clock.sleep(self._timing.checkpoint_s)
+        with _named():
+            return LiveCheckpoint(parts=await self._offload(lambda: write_parts(moment, directory)), pause_ms=0.0)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `Driver.resume`."""

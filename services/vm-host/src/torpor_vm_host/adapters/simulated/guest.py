@@ -275,6 +275,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "seq": _seq,
     "set": _set,
     "sleep": _sleep,
+    "sync": lambda *_: Done(),
     "true": lambda *_: Done(),
     "whoami": _whoami,
     "write": _put,

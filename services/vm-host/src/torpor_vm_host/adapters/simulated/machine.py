@@ -99,6 +99,12 @@ class Machine(msgspec.Struct, kw_only=True):
         if self.state == "running":
             self.state, self.paused_us = "paused", now_us
 
+    def stood_still(self, now_us: int) -> "Machine":
+        """What the machine is at this moment, as a machine of its own that stands still."""
+        still: Machine = msgspec.json.decode(msgspec.json.encode(self), type=Machine)
+        still.pause(now_us)
+        return still
+
     def run(self, now_us: int) -> None:
         """Let everything in it run on from where it was."""
         if self.paused_us is not None:

@@ -1,0 +1,75 @@
+"""The templates of this host: made when they are first wanted, and kept for the checkpoints that build on them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from torpor_contracts.errors import Rejected
+from torpor_contracts.session import MachineSpec
+from torpor_vm_host.adapters.firecracker.parts import Parts, base_digest, check
+from torpor_vm_host.adapters.firecracker.template import (
+    Template,
+    TemplateInfo,
+    Workshop,
+    find_template,
+    make_template,
+    open_template,
+    template_key,
+)
+from torpor_vm_host.images.builder import ImageLibrary
+from torpor_vm_host.ports import CheckpointFiles, DriverError
+
+VCPUS_MAX: Final = 32
+
+
+class Templates:
+    """Templates in the workshop's cache, from images; each is verified once."""
+
+    def __init__(self, workshop: Workshop, images: ImageLibrary) -> None:
+        self._workshop = workshop
+        self._images = images
+        self._templates: dict[str, Template] = {}
+        self._preparing: dict[str, asyncio.Lock] = {}
+
+    async def ready(self, machine: MachineSpec) -> Template:
+        """The image and template for such machines, made if they are not there."""
+        if not 1 <= machine.vcpus <= VCPUS_MAX:
+            raise DriverError("machine-refused", f"a guest has 1 to {VCPUS_MAX} virtual processors", retryable=False)
+        try:
+            image = await asyncio.to_thread(self._images.find, machine.image)
+            if image is None:
+                image = await asyncio.to_thread(self._images.build, machine.image, self._workshop.progress)
+        except Rejected as error:
+            code = "image-unknown" if error.code == "unknown-image" else error.code
+            raise DriverError(code, f"{error.message} ({error.advice})", retryable=False) from error
+        if machine.disk_mib < image.info.disk_mib:
+            detail = f"the image {machine.image!r} needs a disk of {image.info.disk_mib} MiB or more"
+            raise DriverError("machine-refused", detail, retryable=False)
+        key = template_key(self._workshop.engine, image, machine)
+        async with self._preparing.setdefault(key, asyncio.Lock()):
+            if key not in self._templates:
+                folder = await make_template(self._workshop, image, machine)
+                self._templates[key] = await asyncio.to_thread(open_template, folder)
+        return self._templates[key]
+
+    async def origin(self, machine: MachineSpec, checkpoint: CheckpointFiles | None) -> tuple[Template, Parts | None]:
+        """What a machine starts from: the template of its image as it is now, or the one its checkpoint builds on."""
+        if checkpoint is None:
+            return await self.ready(machine), None
+        digest = await asyncio.to_thread(base_digest, checkpoint)
+        template = await self.known(lambda info: info.digests["memory"] == digest) or await self.ready(machine)
+        parts = await asyncio.to_thread(check, checkpoint, template)
+        if not template.info.fits(machine):
+            raise DriverError("checkpoint-mismatched", "it is of a machine of another size", retryable=False)
+        return template, parts
+
+    async def known(self, holds: Callable[[TemplateInfo], bool]) -> Template | None:
+        """A template that is there already."""
+        for template in self._templates.values():
+            if holds(template.info):
+                return template
+        folder = await asyncio.to_thread(find_template, self._workshop.cache, holds)
+        if folder is None:
+            return None
+        template = await asyncio.to_thread(open_template, folder)
+        return self._templates.setdefault(template.info.key, template)
