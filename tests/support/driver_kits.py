@@ -7,12 +7,14 @@ import pytest
 
 from tests.support import firecracker_kits
 from tests.support.drivers import DirectoryKit, DriverKit
+from tests.support.qemu import QemuKit
 
 DRIVER_KITS: dict[str, type[DriverKit]] = {
     kit.name: kit
     for kit in (
         DriverKit,
         DirectoryKit,
+        QemuKit,
         *firecracker_kits.server_kits(),
         *((firecracker_kits.FirecrackerKit,) if firecracker_kits.ASKED else ()),
     )

@@ -1,5 +1,6 @@
 """The QEMU driver for tests: real machines, from an image and templates in the user's cache."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from torpor_eventlog.instants import to_us
 from torpor_messaging.system import SystemClock, SystemIds
 from torpor_vm_host.adapters.qemu import cgroups as groups
 from torpor_vm_host.adapters.qemu.confining import CLAIM, Confining, read_claim
-from torpor_vm_host.adapters.qemu.driver import QemuDriver
+from torpor_vm_host.adapters.qemu.driver import TEMPLATES, QemuDriver
 from torpor_vm_host.adapters.qemu.engine import find_engine
 from torpor_vm_host.adapters.qemu.process import recorded_pid
 from torpor_vm_host.adapters.qemu.slots import SlotPolicy
@@ -32,9 +33,11 @@ class QemuKit(DriverKit):
     policy = NO_SLOTS
 
     def __init__(self, root: Path) -> None:
+        need_qemu()
         super().__init__(root)
         self.made: list[QemuDriver] = []
-        (root / "vms").mkdir()
+        (root / "vms").mkdir(parents=True)
+        share_templates(root)
 
     def driver(self) -> QemuDriver:
         """A driver object; the one before it loses its connections, as it would with its process."""
@@ -70,6 +73,13 @@ class QemuKit(DriverKit):
                 groups.end(claim.directories)
 
 
+def share_templates(root: Path) -> None:
+    """Let the hosts of one run of the tests keep their templates in one place: each is verified once, not for each."""
+    shared = root.parent / "qemu-templates"
+    shared.mkdir(exist_ok=True)
+    (root / TEMPLATES).symlink_to(shared)
+
+
 def qemu_lacks() -> list[str]:
     """The packages without which no real machine can run here."""
     tools = {"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils"}
@@ -77,9 +87,15 @@ def qemu_lacks() -> list[str]:
 
 
 def need_qemu() -> None:
-    """Skip where real machines cannot run; fail where they must."""
+    """Have the guests' image (minutes when there is none). Skips where no real machine can run; in CI, fails."""
     lacking = qemu_lacks()
     if lacking and os.environ.get("CI"):
         pytest.fail(f"CI must have {', '.join(lacking)}")
     if lacking:
         pytest.skip(f"real machines need {', '.join(lacking)}")
+    _have_image()
+
+
+@functools.cache
+def _have_image() -> None:
+    default_library().build("default", print)

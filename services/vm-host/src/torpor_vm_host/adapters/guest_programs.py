@@ -2,7 +2,7 @@
 
 import signal as signals
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -46,14 +46,14 @@ class GuestPrograms(ABC):
 
     def _beginning(
         self, vm_id: VmId, guest: GuestChannel, op: str, header: dict[str, Any], body: bytes = b""
-    ) -> Callable[[], Any]:
+    ) -> Callable[[], Awaitable[Frame]]:
         """What makes the agent send a program's events on the channel `guest`, on which they are waited for."""
 
-        async def begin() -> None:
+        async def begin() -> Frame:
             async with self._reach(vm_id) as (now, _):
                 if now is not guest:
                     raise DriverError(VM_GONE, "the guest's channel was renewed", retryable=False)
-                await guest.request(op, header, body)
+                return await guest.request(op, header, body)
 
         return begin
 

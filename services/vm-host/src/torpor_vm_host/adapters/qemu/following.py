@@ -30,6 +30,12 @@ class EndEvent(msgspec.Struct, frozen=True, tag="end", tag_field="event"):
     signal: int | None = None
 
 
+class Began(msgspec.Struct, frozen=True):
+    """What an agent answers to who begins to follow a program; one that starts has written nothing yet."""
+
+    first_offset: int = 0
+
+
 class ClosedEvent(msgspec.Struct, frozen=True, tag="closed", tag_field="event"):
     """The guest's channel is no more."""
 
@@ -42,28 +48,33 @@ class Followers:
         self._queues: dict[str, asyncio.Queue[Frame]] = {}
         guest.on_event = self._take
 
-    async def follow(self, exec_id: ExecId, begin: Callable[[], Awaitable[None]], on_output: OnOutput) -> ExecOutcome:
+    async def follow(self, exec_id: ExecId, begin: Callable[[], Awaitable[Frame]], on_output: OnOutput) -> ExecOutcome:
         """Begin (start or attach), then take output to the end. Who was following before is cut off.
+
+        The answer to `begin` says where the output begins that nobody has taken yet (`first_offset`).
 
         The queue is bounded by what the guest sends unconfirmed (`program.UNCONFIRMED_BYTES_MAX`).
         """
         queue: asyncio.Queue[Frame] = asyncio.Queue()
         self._queues[exec_id] = queue
         try:
-            await begin()
-            return await self._take_all(exec_id, queue, on_output)
+            began = _began(await begin())
+            return await self._take_all(exec_id, queue, on_output, began.first_offset)
         finally:
             if self._queues.get(exec_id) is queue:
                 del self._queues[exec_id]
 
-    async def _take_all(self, exec_id: ExecId, queue: asyncio.Queue[Frame], on_output: OnOutput) -> ExecOutcome:
-        taken = confirmed = -1
+    async def _take_all(
+        self, exec_id: ExecId, queue: asyncio.Queue[Frame], on_output: OnOutput, first_offset: int
+    ) -> ExecOutcome:
+        """Every byte once, in order: what a guest says before it has heard of us, it says again because it has."""
+        taken, confirmed = first_offset, -1
         while True:
             frame = await queue.get()
             match _event(frame):
+                case OutputEvent(offset=offset) | EndEvent(offset=offset) if offset != taken:
+                    continue
                 case OutputEvent() as output:
-                    if output.offset < taken:  # sent again on attaching, and taken already
-                        continue
                     await on_output(Output(stream=output.stream, offset=output.offset, data=frame.body))
                     taken = output.offset + len(frame.body)
                     if taken - confirmed >= CONFIRM_EVERY_BYTES or queue.empty():
@@ -89,8 +100,18 @@ def _event(frame: Frame) -> OutputEvent | EndEvent | ClosedEvent:
     try:
         return msgspec.convert(frame.header, OutputEvent | EndEvent | ClosedEvent)
     except msgspec.ValidationError as error:
-        detail = f"the guest's agent says what no agent of ours does: {error}"
-        raise DriverError(NONSENSE, detail, retryable=False) from error
+        raise _nonsense(error) from error
+
+
+def _began(answer: Frame) -> Began:
+    try:
+        return msgspec.convert(answer.header, Began)
+    except msgspec.ValidationError as error:
+        raise _nonsense(error) from error
+
+
+def _nonsense(error: msgspec.ValidationError) -> DriverError:
+    return DriverError(NONSENSE, f"the guest's agent says what no agent of ours does: {error}", retryable=False)
 
 
 def _outcome(end: EndEvent) -> ExecOutcome:

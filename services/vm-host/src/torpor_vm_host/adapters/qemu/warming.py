@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from torpor_contracts.ids import ExecId
+from torpor_guest_agent.frames import Frame
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel
 from torpor_vm_host.ports import DriverError, Output
@@ -33,8 +34,8 @@ async def exercise(guest: GuestChannel, exercises: Iterable[Exercise]) -> None:
     for number, header in enumerate(exercises):
         exec_id = ExecId(f"exercise-{number}")
 
-        async def begin(header: Exercise = header, exec_id: ExecId = exec_id) -> None:
-            await guest.request("exec", {"exec_id": exec_id, "timeout_s": EXERCISE_S, **header})
+        async def begin(header: Exercise = header, exec_id: ExecId = exec_id) -> Frame:
+            return await guest.request("exec", {"exec_id": exec_id, "timeout_s": EXERCISE_S, **header})
 
         try:
             await followers.follow(exec_id, begin, _nobody)
