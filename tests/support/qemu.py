@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +14,9 @@ from torpor_messaging.system import SystemClock, SystemIds
 from torpor_vm_host.adapters.qemu import cgroups as groups
 from torpor_vm_host.adapters.qemu.confining import CLAIM, Confining, read_claim
 from torpor_vm_host.adapters.qemu.driver import TEMPLATES, QemuDriver
-from torpor_vm_host.adapters.qemu.engine import find_engine
+from torpor_vm_host.adapters.qemu.engine import find_engine, missing_binaries
+from torpor_vm_host.adapters.qemu.options import SlotPolicy
 from torpor_vm_host.adapters.qemu.process import recorded_pid
-from torpor_vm_host.adapters.qemu.slots import SlotPolicy
 from torpor_vm_host.images.builder import missing_tools
 from torpor_vm_host.images.library import default_library
 
@@ -80,15 +79,9 @@ def share_templates(root: Path) -> None:
     (root / TEMPLATES).symlink_to(shared)
 
 
-def qemu_lacks() -> list[str]:
-    """The packages without which no real machine can run here."""
-    tools = {"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils"}
-    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None} | {*missing_tools()})
-
-
 def need_qemu() -> None:
     """Have the guests' image (minutes when there is none). Skips where no real machine can run; in CI, fails."""
-    lacking = qemu_lacks()
+    lacking = sorted({*missing_binaries(), *missing_tools()})
     if lacking and os.environ.get("CI"):
         pytest.fail(f"CI must have {', '.join(lacking)}")
     if lacking:

@@ -1,6 +1,7 @@
 """Which driver a host gets, and how it is told what to do when it gets none; settings; the host's own directory."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torpor_contracts.checkpoint import CheckpointManifest
 from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import CheckpointId, SessionId, VmId
-from torpor_messaging.system import SystemClock
+from torpor_messaging.system import SystemClock, SystemIds
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
+from torpor_vm_host.adapters.simulated.stores import DirectoryMachines
 from torpor_vm_host.adapters.workspace import DirectoryWorkspace
 from torpor_vm_host.drivers import DRIVERS, Availability, DriverEnvironment, DriverKind, make_driver, probe_all
 from torpor_vm_host.settings import VmHostSettings
@@ -25,20 +27,15 @@ class BetterDriver(SimulatedDriver):
 
 
 def environment(root: Path) -> DriverEnvironment:
-    return DriverEnvironment(directory=root, clock=SystemClock(), timing=Timing())
+    return DriverEnvironment(directory=root, clock=SystemClock(), ids=SystemIds())
 
 
 def better(*, ok: bool) -> DriverKind:
     async def probe() -> Availability:
         return Availability(ok=ok, reason="it was tried", advice="install it")
 
-    def make(given: DriverEnvironment) -> SimulatedDriver:
-        kind = DRIVERS["simulated"].make
-        assert kind is not None
-        made = kind(given)
-        assert isinstance(made, SimulatedDriver)
-        made.__class__ = BetterDriver
-        return made
+    async def make(given: DriverEnvironment) -> BetterDriver:
+        return BetterDriver(DirectoryMachines(given.directory / "machines"), given.clock, timing=Timing())
 
     return DriverKind("better", probe, make)
 
@@ -52,14 +49,12 @@ def test_every_driver_says_what_it_can_and_what_to_do() -> None:
         assert one.ok or one.advice
 
 
-@pytest.mark.parametrize("name", ["qemu", "firecracker"])
-def test_a_driver_that_is_not_there_is_refused_with_advice(tmp_path: Path, name: str) -> None:
-    if DRIVERS[name].make is not None:
-        pytest.skip(f"this release has a {name} driver")
-    with pytest.raises(Rejected) as refused:
-        asyncio.run(make_driver(name, environment(tmp_path)))
-    assert refused.value.code == "driver-unavailable"
-    assert "simulated" in refused.value.advice
+def test_a_driver_that_does_not_work_is_refused_with_advice(tmp_path: Path) -> None:
+    drivers = {"better": better(ok=False), "simulated": DRIVERS["simulated"]}
+    with pytest.raises(Rejected, match="driver-unavailable") as refused:
+        asyncio.run(make_driver("better", environment(tmp_path), drivers))
+    assert "it was tried" in refused.value.message
+    assert refused.value.advice == "install it"
 
 
 def test_an_unknown_driver_is_refused(tmp_path: Path) -> None:
@@ -67,15 +62,30 @@ def test_an_unknown_driver_is_refused(tmp_path: Path) -> None:
         asyncio.run(make_driver("xen", environment(tmp_path)))
 
 
-@pytest.mark.parametrize(("works", "name"), [(True, "better"), (False, "simulated")])
-def test_auto_takes_the_best_that_works(tmp_path: Path, works: bool, name: str) -> None:
-    drivers = {"better": better(ok=works), "simulated": DRIVERS["simulated"]}
-    assert asyncio.run(make_driver("auto", environment(tmp_path), drivers)).name == name
+def test_auto_takes_the_best_that_works(tmp_path: Path) -> None:
+    drivers = {"worse": replace(better(ok=False), name="worse"), "better": better(ok=True)}
+    assert asyncio.run(make_driver("auto", environment(tmp_path), drivers)).name == "better"
 
 
-def test_without_any_driver_the_reasons_are_given(tmp_path: Path) -> None:
-    with pytest.raises(Rejected, match="better: it was tried"):
-        asyncio.run(make_driver("auto", environment(tmp_path), {"better": better(ok=False)}))
+def test_simulated_machines_are_for_who_asks_for_them_by_name(tmp_path: Path) -> None:
+    drivers = {"better": better(ok=False), "simulated": DRIVERS["simulated"]}
+    with pytest.raises(Rejected, match="driver-unavailable") as refused:
+        asyncio.run(make_driver("auto", environment(tmp_path), drivers))
+    assert "better: it was tried" in refused.value.message
+    assert "install it" in refused.value.advice
+    assert "--driver simulated" in refused.value.advice
+    assert asyncio.run(make_driver("simulated", environment(tmp_path), drivers)).name == "simulated"
+
+
+def test_without_qemu_a_start_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORPOR_CACHE_DIR", str(tmp_path / "cache"))
+    found = asyncio.run(DRIVERS["qemu"].probe())
+    assert not found.ok
+    for package in ("qemu-system-x86", "qemu-utils", "mmdebstrap", "e2fsprogs"):
+        assert package in found.reason
+        assert package in found.advice
+    assert "torpor doctor --fix" in found.advice
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def main() -> int:
 
 async def _build(settings: VmHostSettings, ports: ServicePorts) -> Service:
     directory = settings.vms_directory()
-    environment = DriverEnvironment(directory=directory, clock=ports.clock, timing=settings.timing())
+    environment = DriverEnvironment(
+        directory=directory, clock=ports.clock, ids=ports.ids, options=settings.driver_options()
+    )
     parts = await machinery(
         settings,
         await make_driver(settings.driver, environment),

@@ -1,16 +1,21 @@
-"""The drivers there are, and which of them this machine can run; a new driver is one more entry of `DRIVERS`."""
+"""The drivers there are, and which of them this machine can run; a new driver is one more entry of `DRIVERS`.
+
+Nobody is given simulated machines who has not asked for them by name: what they do looks real and is not.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from torpor_contracts.errors import Rejected
-from torpor_messaging.ports import Clock
+from torpor_eventlog.instants import to_us
+from torpor_messaging.ports import Clock, Ids
+from torpor_vm_host.adapters.qemu.options import QemuOptions
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
 from torpor_vm_host.adapters.simulated.stores import DirectoryMachines
 from torpor_vm_host.ports import Driver
@@ -19,6 +24,9 @@ AUTO: Final = "auto"
 SIMULATED: Final = "simulated"
 
 _log: Final = logging.getLogger(__name__)
+
+Told = Callable[[str], None]
+"""Hears what is being done, while it takes time."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,36 +38,40 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class DriverOptions:
+    """What an operator may choose: how long simulated machines take, and how real ones run."""
+
+    timing: Timing = field(default_factory=Timing)
+    qemu: QemuOptions = field(default_factory=QemuOptions)
+
+
+@dataclass(frozen=True)
 class DriverEnvironment:
-    """What a driver is made from: a directory of its own, time, and how long simulated machines take."""
+    """What a driver is made from: a directory of its own, time, identifiers, and what the operator chose."""
 
     directory: Path
     clock: Clock
-    timing: Timing
+    ids: Ids
+    options: DriverOptions = field(default_factory=DriverOptions)
+
+
+async def _nothing_to_prepare(_options: DriverOptions, _clock: Clock, _told: Told) -> None:
+    return
 
 
 @dataclass(frozen=True)
 class DriverKind:
-    """`probe` finds out whether the driver really works here; `make` makes one, None while there is none to make."""
+    """`probe` finds out whether the driver really works here; `make` makes one.
+
+    `prepare` makes what takes minutes and is needed once, telling what it does; `make` does it too where it is lacking.
+    Both raise `Rejected`. Only an `automatic` one is taken by who has named none.
+    """
 
     name: str
     probe: Callable[[], Coroutine[None, None, Availability]]
-    make: Callable[[DriverEnvironment], Driver] | None
-
-
-async def _simulated_works() -> Availability:
-    return Availability(ok=True, reason="it runs anywhere; its machines know a few commands and are no real machines")
-
-
-def _not_built(name: str) -> Callable[[], Coroutine[None, None, Availability]]:
-    async def probe() -> Availability:
-        return Availability(
-            ok=False,
-            reason=f"this release has no {name} driver yet",
-            advice="use --driver simulated (TORPOR_VM_HOST_DRIVER=simulated), or a release that has it",
-        )
-
-    return probe
+    make: Callable[[DriverEnvironment], Awaitable[Driver]]
+    prepare: Callable[[DriverOptions, Clock, Told], Awaitable[None]] = _nothing_to_prepare
+    automatic: bool = True
 
 
 async def _firecracker_works() -> Availability:
@@ -83,23 +95,52 @@ async def _firecracker_works() -> Availability:
     return Availability(ok=True, reason=f"a machine ran in {engine.firecracker} ({engine.fingerprint})")
 
 
-def _firecracker(environment: DriverEnvironment) -> Driver:
+async def _firecracker(environment: DriverEnvironment) -> Driver:
     from torpor_vm_host.adapters.firecracker.assembling import make_driver as make  # noqa: PLC0415  (heavy)
 
     return make(environment.directory, _log.info)
 
 
-def _simulated(environment: DriverEnvironment) -> Driver:
+async def _qemu_works() -> Availability:
+    from torpor_vm_host.adapters.qemu import availability  # noqa: PLC0415  (only where it is used)
+
+    ok, reason, advice = await availability.probe()
+    return Availability(ok=ok, reason=reason, advice=advice)
+
+
+async def _prepare_qemu(options: DriverOptions, clock: Clock, told: Told) -> None:
+    from torpor_vm_host.adapters.qemu import availability  # noqa: PLC0415  (only where it is used)
+
+    await availability.prepare(options.qemu, _wall_ns(clock), told)
+
+
+async def _qemu(environment: DriverEnvironment) -> Driver:
+    from torpor_vm_host.adapters.qemu import availability  # noqa: PLC0415  (only where it is used)
+
+    return await availability.make(
+        environment.options.qemu, environment.directory, environment.ids.new, _wall_ns(environment.clock)
+    )
+
+
+def _wall_ns(clock: Clock) -> Callable[[], int]:
+    return lambda: to_us(clock.now()) * 1000
+
+
+async def _simulated_works() -> Availability:
+    return Availability(ok=True, reason="it runs anywhere; its machines know a few commands and are no real machines")
+
+
+async def _simulated(environment: DriverEnvironment) -> Driver:
     machines = DirectoryMachines(environment.directory / "machines")
-    return SimulatedDriver(machines, environment.clock, timing=environment.timing)
+    return SimulatedDriver(machines, environment.clock, timing=environment.options.timing)
 
 
 DRIVERS: Final[Mapping[str, DriverKind]] = {
     kind.name: kind
     for kind in (
         DriverKind("firecracker", _firecracker_works, _firecracker),
-        DriverKind("qemu", _not_built("QEMU"), None),
-        DriverKind(SIMULATED, _simulated_works, _simulated),
+        DriverKind("qemu", _qemu_works, _qemu, _prepare_qemu),
+        DriverKind(SIMULATED, _simulated_works, _simulated, automatic=False),
     )
 }
 """All drivers, the best first: `auto` takes the first that works."""
@@ -110,27 +151,36 @@ async def probe_all(drivers: Mapping[str, DriverKind] = DRIVERS) -> dict[str, Av
     return {name: await kind.probe() for name, kind in drivers.items()}
 
 
-async def make_driver(name: str, environment: DriverEnvironment, drivers: Mapping[str, DriverKind] = DRIVERS) -> Driver:
-    """The driver of this name, or the best that works; `Rejected` when it is unknown or does not work here."""
-    if name == AUTO:
-        return await _best(environment, drivers)
-    kind = drivers.get(name)
+async def choose_driver(wanted: str, drivers: Mapping[str, DriverKind] = DRIVERS) -> DriverKind:
+    """The driver of this name, or for `auto` the best; its probe has said that it works. Raises `Rejected`."""
+    if wanted == AUTO:
+        return await _best(drivers)
+    kind = drivers.get(wanted)
     if kind is None:
         known = ", ".join([AUTO, *drivers])
-        raise Rejected("driver-unknown", f"there is no driver {name!r}", f"choose one of {known}")
+        raise Rejected("driver-unknown", f"there is no driver {wanted!r}", f"choose one of {known}")
     found = await kind.probe()
-    if kind.make is None or not found.ok:
-        raise Rejected("driver-unavailable", f"the driver {name!r} cannot be used: {found.reason}", found.advice)
-    return kind.make(environment)
+    if not found.ok:
+        raise Rejected("driver-unavailable", f"the driver {wanted} cannot be used: {found.reason}", found.advice)
+    return kind
 
 
-async def _best(environment: DriverEnvironment, drivers: Mapping[str, DriverKind]) -> Driver:
-    reasons: list[str] = []
+async def make_driver(name: str, environment: DriverEnvironment, drivers: Mapping[str, DriverKind] = DRIVERS) -> Driver:
+    """The driver of this name, or the best that works; `Rejected` when it is unknown or does not work here."""
+    return await (await choose_driver(name, drivers)).make(environment)
+
+
+async def _best(drivers: Mapping[str, DriverKind]) -> DriverKind:
+    found: dict[str, Availability] = {}
     for kind in drivers.values():
-        found = await kind.probe()
-        if kind.make is not None and found.ok:
-            if kind.name == SIMULATED:
-                _log.warning("sessions get simulated machines, as no other driver works here: %s", "; ".join(reasons))
-            return kind.make(environment)
-        reasons.append(f"{kind.name}: {found.reason}")
-    raise Rejected("driver-unavailable", f"no driver works here: {'; '.join(reasons)}", "run `torpor doctor`")
+        if kind.automatic:
+            found[kind.name] = await kind.probe()
+            if found[kind.name].ok:
+                return kind
+    reasons = "; ".join(f"{name}: {one.reason}" for name, one in found.items())
+    *_, last = found.values()  # the one that asks least of a machine
+    raise Rejected(
+        "driver-unavailable",
+        f"no real machine can run here: {reasons}",
+        f"{last.advice}; or ask for simulated machines, which only look like real ones: --driver {SIMULATED}",
+    )

@@ -8,8 +8,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from torpor_chunks.locations import default_key_file, default_url
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import is_token
+from torpor_vm_host.adapters.qemu.options import Enforcement, QemuOptions, SlotPolicy, WantedAccelerator
 from torpor_vm_host.adapters.simulated.driver import Timing
 from torpor_vm_host.bounded import DriverLimits
+from torpor_vm_host.drivers import DriverOptions
 from torpor_vm_host.outputs import OutputLimits
 
 
@@ -19,8 +21,9 @@ class VmHostSettings(BaseSettings):
     `directory` is where machines live on this host's disk, below `TORPOR_DATA_DIR` by default. `TORPOR_CHUNKS_URL` and
     `TORPOR_CHUNKS_KEY_FILE` say where checkpoints are kept, as for the snapshot store; of a store that is not on this
     machine, `chunks_cache_mib` of what was put or read last are kept beside the machines. `vcpus`, `memory_mib`,
-    `disk_mib` and `vms_max` are what the host offers; left out, what the driver finds. `heartbeat_s` belongs to the
-    scheduler's idea of silence: change both.
+    `disk_mib` and `vms_max` are what the host offers; left out, what the driver finds. `accelerator`, `limits` (of
+    processor, memory and processes, by control groups) and `slots_…` (machines kept ready, and the memory they may have
+    together) are for the QEMU driver. `heartbeat_s` belongs to the scheduler's idea of silence: change both.
     """
 
     model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True, populate_by_name=True)
@@ -49,6 +52,13 @@ class VmHostSettings(BaseSettings):
     driver_start_s: float = Field(default=120.0, gt=0)
     driver_checkpoint_s: float = Field(default=120.0, gt=0)
     exec_grace_s: float = Field(default=30.0, gt=0)
+
+    accelerator: WantedAccelerator = "auto"
+    limits: Enforcement = "if-possible"
+    slots_warm: int = Field(default=1, ge=0, le=64)
+    slots_blank: int = Field(default=1, ge=0, le=64)
+    slots_memory_mib: int = Field(default=512, ge=0)
+    slots_idle_s: float = Field(default=300.0, gt=0)
 
     simulated_start_s: float = Field(default=0.02, ge=0)
     simulated_checkpoint_s: float = Field(default=0.02, ge=0)
@@ -95,6 +105,15 @@ class VmHostSettings(BaseSettings):
         """How much output is kept."""
         return OutputLimits(exec_bytes_max=self.output_bytes_max)
 
-    def timing(self) -> Timing:
-        """How long simulated machines take."""
-        return Timing(start_s=self.simulated_start_s, checkpoint_s=self.simulated_checkpoint_s)
+    def driver_options(self) -> DriverOptions:
+        """What the operator chose of drivers."""
+        slots = SlotPolicy(
+            warm=self.slots_warm,
+            blank=self.slots_blank,
+            memory_mib_max=self.slots_memory_mib,
+            idle_s=self.slots_idle_s,
+        )
+        return DriverOptions(
+            timing=Timing(start_s=self.simulated_start_s, checkpoint_s=self.simulated_checkpoint_s),
+            qemu=QemuOptions(accelerator=self.accelerator, limits=self.limits, slots=slots),
+        )

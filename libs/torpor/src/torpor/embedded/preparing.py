@@ -24,6 +24,7 @@ from torpor_messaging.streams import create_all
 TENANT: Final = "default"
 CONNECT_TIMEOUT_S: Final = 20.0
 READY_TIMEOUT_S: Final = 55.0
+WORKING_S: Final = 5.0
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024 * 1024
 _OUTPUT_BYTES_MIN: Final = 64 * 1024 * 1024
 
@@ -36,7 +37,7 @@ def tell(step: str, **details: Any) -> None:
 
 async def prepare(data: DataDir, driver: str, port: int, supervisor_pid: int) -> None:
     """All steps in order; raises a `TorporError` when one cannot be done."""
-    chosen = await choose_driver(driver)
+    chosen = await prepare_machines(driver)
     url = f"nats://127.0.0.1:{port}"
     settings = ServerSettings(store_dir=data.nats / "store", port=port, name="torpor-embedded")
     written = write_configuration(data.nats, settings, tenants=(TENANT,), keys=data.keys)
@@ -74,20 +75,28 @@ async def _make_streams(data: DataDir, url: str, written: Configuration) -> None
         await link.close()
 
 
-async def choose_driver(wanted: str) -> str:
-    """The driver to use: the one wanted, if it works here; for `auto` the best that does."""
-    from torpor_vm_host.drivers import AUTO, probe_all  # noqa: PLC0415  (heavy; told as any other error)
+async def prepare_machines(wanted: str) -> str:
+    """The driver to use, with what it needs once and what may take minutes; the supervisor hears that it goes on."""
+    from pydantic import ValidationError  # noqa: PLC0415  (heavy; told as any other error)
 
-    found = await probe_all()
-    usable = [name for name, availability in found.items() if availability.ok]
-    if wanted == AUTO and usable:
-        return usable[0]
-    if wanted in usable:
-        return wanted
-    if wanted not in found:
-        raise Rejected("driver-unknown", f"no driver {wanted!r} works here", f"choose one of {', '.join(usable)}")
-    why = found[wanted]
-    raise Rejected("driver-unavailable", f"the driver {wanted} cannot be used: {why.reason}", why.advice)
+    from torpor_messaging.system import SystemClock  # noqa: PLC0415
+    from torpor_vm_host.drivers import choose_driver  # noqa: PLC0415
+    from torpor_vm_host.settings import VmHostSettings  # noqa: PLC0415
+
+    try:
+        options = VmHostSettings().driver_options()
+    except ValidationError as error:
+        raise Rejected("illegal-setting", f"a variable TORPOR_VM_HOST_… is wrong: {error}", "correct it") from error
+
+    def told(text: str) -> None:
+        tell("working", text=text)
+
+    kind = await choose_driver(wanted)
+    work = asyncio.ensure_future(kind.prepare(options, SystemClock(), told))
+    while not (await asyncio.wait([work], timeout=WORKING_S))[0]:
+        tell("working")
+    await work
+    return kind.name
 
 
 def main() -> int:

@@ -39,7 +39,8 @@ class Supervisor:
     """Runs one whole: a server first, then the services that need it, until it is told to stop.
 
     `preparation` is a short-lived process that does what needs heavy libraries; it reports steps on its standard
-    output: `configured` (the server may start), `streams` (the services may start), `ready`, or an error.
+    output: `working` (with a text, or none to say that it goes on), `configured` (the server may start), `streams`
+    (the services may start), `ready`, or an error.
     `arrange` makes the processes to run out of what `configured` says, the server first.
     """
 
@@ -66,6 +67,7 @@ class Supervisor:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_asked = 0
         self._ready = False
+        self._ready_by_s = time.monotonic() + START_DEADLINE_S
         self._trim_due_s = time.monotonic() + TRIM_EVERY_S
 
     def run(self) -> int:
@@ -108,9 +110,9 @@ class Supervisor:
         os.set_blocking(steps, False)
         poll.register(steps, select.POLLIN)
         pending = b""
-        deadline_s = time.monotonic() + START_DEADLINE_S
+        self._ready_by_s = time.monotonic() + START_DEADLINE_S
         while not self._stop_asked:
-            for handle, _ in poll.poll(self._pause_ms(deadline_s)):
+            for handle, _ in poll.poll(self._pause_ms()):
                 if handle == self._wake:
                     os.read(self._wake, 4096)
                     continue
@@ -126,16 +128,16 @@ class Supervisor:
             preparing.poll()
             if self._look_after():
                 return 1
-            if not self._ready and time.monotonic() > deadline_s:
+            if not self._ready and time.monotonic() > self._ready_by_s:
                 raise self._not_ready()
         return 0
 
-    def _pause_ms(self, deadline_s: float) -> float:
+    def _pause_ms(self) -> float:
         due = [self._trim_due_s]
         if self._store is not None:
             due.append(self._store.due_s)
         if not self._ready:
-            due.append(deadline_s)
+            due.append(self._ready_by_s)
         due += [s.state.due_at_s for s in self._wanted if s.running is None and s.state.due_at_s is not None]
         return max(0.0, (min(due) - time.monotonic()) * 1000 + 1)
 
@@ -231,6 +233,12 @@ class Supervisor:
 
     def _step(self, step: dict[str, Any]) -> None:
         match step.get("step"):
+            case "working":
+                # What takes minutes is done before anything is started, and says that it goes on.
+                self._ready_by_s = time.monotonic() + START_DEADLINE_S
+                text = step.get("text")
+                if text:
+                    self._console.say("working", f"torpor up: {text}", doing=text)
             case "configured":
                 server, services = self._arrange(self._run, step)
                 self._server = [Supervised(server, self._rule)]

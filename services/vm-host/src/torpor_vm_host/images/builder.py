@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import msgspec
 from torpor_contracts.errors import Rejected
 from torpor_vm_host.images.initrd import agent_archive, boot_archive
 from torpor_vm_host.images.recipe import LoadedRecipe, load_recipe, recipe_key
-from torpor_vm_host.images.rootfs import Progress, fetch_kernel, make_rootfs
+from torpor_vm_host.images.rootfs import PLAIN, Progress, fetch_kernel, make_rootfs
 
 CHAIN_MAX: Final = 8
 KEY_DIGITS: Final = 16
@@ -117,6 +118,7 @@ class ImageLibrary:
             )
         self.cache.mkdir(parents=True, exist_ok=True)
         with _exclusive(self.cache / ".lock", progress):
+            _drop_abandoned(self.cache)
             found = self.find(recipe)
             return found or self._build(self.chain(recipe), self.key(recipe), progress)
 
@@ -209,6 +211,13 @@ def _exclusive(path: Path, progress: Progress) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _drop_abandoned(cache: Path) -> None:
+    """Remove what a build left whose process was killed; the lock says that no other one goes on."""
+    for folder in cache.glob(".building-*"):
+        subprocess.run(["umount", str(folder / PLAIN)], check=False, capture_output=True, timeout=60)  # noqa: S603, S607
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

@@ -19,6 +19,7 @@ TOLD: Final = ("running apt-get update", "downloading", "extracting", "installin
 SAID_MAX: Final = 12
 """Lines of a failed step that its error quotes."""
 HELPER: Final = "/usr/lib/python3/dist-packages/torpor_guest.py"
+PLAIN: Final = "plain"
 LEFT_OUT: Final = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
 
 Progress = Callable[[str], None]
@@ -123,7 +124,7 @@ def _hooks(chain: list[LoadedRecipe], target: Path, disk_mib: int) -> list[str]:
         f'mkdir -p "$1"{Path(HELPER).parent} && ln -sf {AGENT}/torpor_guest_agent/torpor_guest.py "$1"{HELPER}'
     )
     # A plain bind shows the tree without the /proc and /sys that are mounted in it while hooks run.
-    plain = quoted(str(target.parent.parent / "plain"))
+    plain = quoted(str(target.parent.parent / PLAIN))
     hooks.append(
         f"mkdir -p '{plain}' && mount --bind \"$1\" '{plain}' && "
         f"mke2fs -q -t ext4 -O ^has_journal -m 0 -d '{plain}' '{quoted(str(target))}' {disk_mib}M; "

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from torpor_vm_host.adapters.qemu.digests import digest_of
 from torpor_vm_host.adapters.qemu.disks import link_or_copy, overlay
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
-from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, QemuProcess, Sockets
+from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, QemuProcess, Sockets, start_ticks
 from torpor_vm_host.adapters.qemu.sealed import copy_sparse
 from torpor_vm_host.adapters.qemu.template import (
     DEVICES,
@@ -29,6 +30,7 @@ from torpor_vm_host.adapters.qemu.template import (
     TemplateInfo,
     template_key,
 )
+from torpor_vm_host.adapters.qemu.waiting import clear
 from torpor_vm_host.adapters.qemu.warming import EXERCISES, exercise
 from torpor_vm_host.images.builder import Image
 from torpor_vm_host.ports import DriverError
@@ -37,6 +39,8 @@ BOOT_S: Final = 120.0
 WRITTEN_S: Final = 60.0
 POLL_S: Final = 0.005
 BANDWIDTH_MAX: Final = 1 << 40
+BOOT_FOLDER: Final = "-boot"
+OWNER: Final = "owner"
 CONSOLE: Final = "console.log"
 NOBODY: Final = Identity(
     session_id="template", incarnation=0, epoch="template", hostname="template", machine_id="0" * 32
@@ -51,30 +55,36 @@ class Booting:
         self._confining = confining
         self._wall_ns = wall_ns
 
-    async def __call__(self, image: Image, machine: MachineSpec, out: Path) -> TemplateInfo:
-        """Boot the image once and lay the template's files out in the empty directory `out`."""
-        work = out.with_name(f"{out.name}-boot")
-        await asyncio.to_thread(work.mkdir)
+    async def __call__(
+        self, image: Image, machine: MachineSpec, out: Path, *, within_s: float = BOOT_S
+    ) -> TemplateInfo:
+        """Boot the image once and lay the template's files out in the empty directory `out`.
+
+        Raises `DriverError`: `boot-failed` when the guest's agent does not answer within that time.
+        """
+        await _clear_abandoned(out.parent)
+        work = out.with_name(f"{out.name}{BOOT_FOLDER}")
+        await asyncio.to_thread(_own, work)
         memory = os.memfd_create("torpor-boot", os.MFD_CLOEXEC)
         try:
             await asyncio.to_thread(_lay_out, image, machine, out)
             os.ftruncate(memory, machine.memory_mib * 2**20)
-            await self._boot(machine, memory, work, out)
+            await self._boot(machine, memory, work, out, within_s)
             return await asyncio.to_thread(_finish, self._engine, image, machine, memory, out)
         except OSError as error:
             raise DriverError("template-failed", f"a template could not be made: {error}", retryable=True) from error
         finally:
             os.close(memory)
-            await asyncio.to_thread(_remove, work)
+            await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
-    async def _boot(self, machine: MachineSpec, memory: int, work: Path, out: Path) -> None:
+    async def _boot(self, machine: MachineSpec, memory: int, work: Path, out: Path, within_s: float) -> None:
         name = f"boot-{work.name.strip('.')}"
         claim = self._confining.claim(work, name, ())
         self._confining.limit(name, machine, wanted=True)
         try:
             process = await self._spawn(machine, memory, work, out, claim)
             try:
-                await self._greet(process, work)
+                await self._greet(process, work, within_s)
                 await _written(process, out / DEVICES)
             finally:
                 await process.kill()
@@ -102,17 +112,17 @@ class Booting:
         )
         argv = command_line(self._engine, machine, opened, incoming=False)
         try:
-            confined = self._confining.command(argv, work, claim, machine)
+            confined = self._confining.command(argv, work, claim, machine, self._engine.device)
             return await QemuProcess.spawn(work, confined, sockets, opened.inherited())
         finally:
             sockets.close()
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    async def _greet(self, process: QemuProcess, work: Path) -> None:
+    async def _greet(self, process: QemuProcess, work: Path, within_s: float) -> None:
         guest = GuestChannel.connect(work / AGENT_SOCKET)
         try:
-            await guest.hello(NOBODY, self._wall_ns, BOOT_S)
+            await guest.hello(NOBODY, self._wall_ns, within_s)
             await exercise(guest, EXERCISES)
             await guest.request("sync")
         except DriverError as error:
@@ -175,7 +185,24 @@ def _last_line(path: Path) -> str:
     return lines[-1][:300] if lines else "nothing"
 
 
-def _remove(work: Path) -> None:
-    for path in work.iterdir():
-        path.unlink()
-    work.rmdir()
+def _own(work: Path) -> None:
+    """Make the folder of a boot, and say whose it is."""
+    work.mkdir()
+    (work / OWNER).write_text(f"{os.getpid()} {start_ticks(os.getpid())}")
+
+
+async def _clear_abandoned(cache: Path) -> None:
+    """End machines that were being booted when their process was killed, and remove what was being made."""
+    for work in await asyncio.to_thread(lambda: list(cache.glob(f".*{BOOT_FOLDER}"))):
+        if await asyncio.to_thread(_is_abandoned, work):
+            await clear(work)
+            for path in (work, work.with_name(work.name.removesuffix(BOOT_FOLDER))):
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+def _is_abandoned(work: Path) -> bool:
+    try:
+        pid, began = map(int, (work / OWNER).read_text().split())
+    except (OSError, ValueError):
+        return False  # it is being made or removed at this moment
+    return start_ticks(pid) != began

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from torpor_contracts.errors import Rejected
 from torpor_contracts.session import MachineSpec
 from torpor_vm_host.adapters.qemu import cgroups as groups
 from torpor_vm_host.adapters.qemu.cgroups import Cgroups, CgroupsUnusable, Limits, find_cgroups
+from torpor_vm_host.adapters.qemu.options import Enforcement
 from torpor_vm_host.ports import DriverError
 
 CLAIM: Final = "confinement.json"
@@ -32,6 +33,8 @@ CPU_BESIDE_GUEST: Final = 0.5
 """Of a processor, for QEMU's own work."""
 IDLE_SHARE: Final = 0.1
 """The weight of a machine that nobody has asked for yet."""
+FOR_ALL: Final = 0o006
+FOR_GROUP: Final = 0o060
 FILE_MIB_BESIDE_DISK: Final = 256
 OOM_SCORE: Final = 300
 """When memory runs out, the kernel ends a machine rather than a service."""
@@ -45,8 +48,6 @@ shift 4
 exec "$@"
 """
 """Confines itself, writes down who it is, and becomes QEMU: there is no moment at which it runs unrecorded."""
-
-Enforcement = Literal["required", "if-possible"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -79,10 +80,14 @@ def read_claim(directory: Path) -> Claim | None:
 
 
 class Confining:
-    """Confines processes. As root each gets a user of its own; as anybody else it runs as that user."""
+    """Confines processes. As root each gets a user of its own; as anybody else it runs as that user.
 
-    def __init__(self, limits: Cgroups | None) -> None:
+    `unlimited_because` says why there are no limits, if there are none.
+    """
+
+    def __init__(self, limits: Cgroups | None, *, unlimited_because: str = "") -> None:
         self.cgroups = limits
+        self.unlimited_because = unlimited_because
         self._is_root = os.geteuid() == 0
 
     @classmethod
@@ -95,7 +100,7 @@ class Confining:
                 advice = f"{error.advice}; or let limits be optional (TORPOR_VM_HOST_LIMITS=if-possible)"
                 raise Rejected("limits-unusable", f"machines cannot be limited: {error}", advice) from error
             _log.warning("machines are not limited in what they use of this host: %s (%s)", error, error.advice)
-            return cls(None)
+            return cls(None, unlimited_because=str(error))
 
     def directories(self, name: str) -> list[Path]:
         """The control groups of the machine of that name."""
@@ -132,13 +137,29 @@ class Confining:
         except OSError as error:
             raise DriverError("limits-failed", f"{name} cannot be limited: {error}", retryable=True) from error
 
-    def command(self, argv: list[str], directory: Path, claim: Claim, machine: MachineSpec) -> list[str]:
-        """What to start so that `argv` runs confined."""
+    def why_not(self, device: Path) -> str:
+        """Why a machine may not open this device; empty when it may."""
+        if not os.access(device, os.R_OK | os.W_OK):
+            return f"{device} is not there, or may not be used"
+        found = device.stat()
+        if self._is_root and found.st_mode & FOR_ALL != FOR_ALL and _group_of(device) is None:
+            return (
+                f"{device} is for root alone, and machines run as users without rights "
+                f"(chgrp kvm {device} && chmod 660 {device} lets them)"
+            )
+        return ""
+
+    def command(
+        self, argv: list[str], directory: Path, claim: Claim, machine: MachineSpec, device: Path | None = None
+    ) -> list[str]:
+        """What to start so that `argv` runs confined; it is in the group of the `device` that it may open."""
         blocks = (machine.disk_mib * 5 // 4 + FILE_MIB_BESIDE_DISK) * 2048  # of 512 bytes
         launch = [shutil.which("sh") or "/bin/sh", "-c", LAUNCH, "torpor", " ".join(claim.groups)]
         rights = ["setpriv", "--no-new-privs"]
         if claim.uid is not None:
-            user = ["--reuid", str(claim.uid), "--regid", str(claim.uid), "--clear-groups"]
+            group = None if device is None else _group_of(device)
+            member = "--clear-groups" if group is None else f"--groups={group}"
+            user = ["--reuid", str(claim.uid), "--regid", str(claim.uid), member]
             rights += [*user, "--bounding-set=-all", "--inh-caps=-all"]
         return [*launch, str(OOM_SCORE), str(blocks), str(directory / PROCESS), *rights, "--", *argv]
 
@@ -149,6 +170,14 @@ def release(claim: Claim) -> None:
         groups.end(claim.directories)
     except OSError as error:
         raise DriverError("limits-stay", f"a control group cannot be removed: {error}", retryable=True) from error
+
+
+def _group_of(device: Path) -> int | None:
+    """The group that may use the device, where not everybody may; never that of root."""
+    found = device.stat()
+    if found.st_mode & FOR_ALL == FOR_ALL or found.st_mode & FOR_GROUP != FOR_GROUP:
+        return None
+    return found.st_gid or None
 
 
 def _free_uid(name: str, taken: set[int]) -> int:

@@ -21,10 +21,11 @@ from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
 from torpor_vm_host.adapters.qemu.loading import load_checkpoint, load_template
 from torpor_vm_host.adapters.qemu.machine import Machine
+from torpor_vm_host.adapters.qemu.options import SlotPolicy
 from torpor_vm_host.adapters.qemu.parts import Parts, check
 from torpor_vm_host.adapters.qemu.process import QemuProcess, recorded_pid
 from torpor_vm_host.adapters.qemu.records import KeptSpec, is_started, note_started, read_spec, write_spec
-from torpor_vm_host.adapters.qemu.slots import SlotPolicy, Slots
+from torpor_vm_host.adapters.qemu.slots import Slots
 from torpor_vm_host.adapters.qemu.template import Template
 from torpor_vm_host.adapters.qemu.templates import Templates
 from torpor_vm_host.adapters.qemu.waiting import Yard, clear

@@ -14,6 +14,7 @@ from torpor_vm_host.adapters.qemu.tsc import tsc_khz, tsc_mhz
 
 BINARY: Final = "qemu-system-x86_64"
 IMAGE_TOOL: Final = "qemu-img"
+KVM: Final = Path("/dev/kvm")
 VERSION_MIN: Final = (7, 2)
 
 Accelerator = Literal["tcg", "kvm"]
@@ -36,6 +37,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return "host" if self.accelerator == "kvm" else "max"
 
     @property
+    def device(self) -> Path | None:
+        """The device it must open, None when it needs none."""
+        return KVM if self.accelerator == "kvm" else None
+
+    @property
     def fingerprint(self) -> str:
         """What must be equal: the build, the machine type, the processor, and how fast its time stamps run."""
         cpu = f"{self.cpu}.{self.processor}" if self.processor else self.cpu
@@ -44,8 +50,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_engine(accelerator: Accelerator) -> Engine:
     """The QEMU on this machine's PATH; raises `Rejected` that says what to install."""
-    found = _tool(BINARY, "qemu-system-x86")
-    _tool(IMAGE_TOOL, "qemu-utils")
+    lacking = " ".join(missing_binaries())
+    found = shutil.which(BINARY)
+    if lacking or found is None:
+        advice = f"torpor doctor --fix (or: apt-get install {lacking})"
+        raise Rejected("qemu-missing", f"these packages are missing: {lacking}", advice)
     try:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -64,12 +73,10 @@ def find_engine(accelerator: Accelerator) -> Engine:
     )
 
 
-def _tool(name: str, package: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        advice = f"sudo apt-get install {package} (or: torpor doctor --fix)"
-        raise Rejected("qemu-missing", f"{name} is not installed", advice)
-    return found
+def missing_binaries() -> list[str]:
+    """The packages of QEMU that this machine lacks."""
+    wanted = {BINARY: "qemu-system-x86", IMAGE_TOOL: "qemu-utils"}
+    return [package for tool, package in wanted.items() if shutil.which(tool) is None]
 
 
 def _processor() -> str:

@@ -20,6 +20,7 @@ from torpor_vm_host.adapters.qemu.cgroups import join
 from torpor_vm_host.adapters.qemu.confining import CLAIM, PROCESS, read_claim, release
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, WallClock
 from torpor_vm_host.adapters.qemu.loading import load_template
+from torpor_vm_host.adapters.qemu.options import SlotPolicy
 from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, ERRORS, QMP_SOCKET, QemuProcess
 from torpor_vm_host.adapters.qemu.records import DISK
 from torpor_vm_host.adapters.qemu.template import Template
@@ -37,22 +38,6 @@ MOVED: Final = (DISK, QMP_SOCKET, AGENT_SOCKET, ERRORS)
 Kind = Literal["warm", "blank"]
 
 _log: Final = logging.getLogger(__name__)
-
-
-class SlotPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How many slots of each kind are kept for a template that was used within `idle_s`; memory in MiB.
-
-    `memory_mib_max` bounds all slots together; what one is reckoned with is measured, not guessed low.
-    """
-
-    warm: int = 1
-    blank: int = 1
-    memory_mib_max: int = 512
-    warm_mib: int = 96
-    blank_mib: int = 48
-    free_mib_min: int = 512
-    """What must stay free on this host."""
-    idle_s: float = 300.0
 
 
 def memory_available_mib() -> int:

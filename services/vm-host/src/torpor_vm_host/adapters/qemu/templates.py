@@ -67,6 +67,10 @@ class Templates:
                 self._current[shape] = found.memory.digest
             return found
 
+    async def make(self, machine: MachineSpec) -> None:
+        """Have a template for such machines in the cache, and open none."""
+        await self._find_or_make(await self._image(machine), machine)
+
     async def of_digest(self, memory_digest: str) -> Template:
         """The template whose memory has this digest; raises `DriverError("template-missing")`."""
         async with self._busy.setdefault(memory_digest, asyncio.Lock()):

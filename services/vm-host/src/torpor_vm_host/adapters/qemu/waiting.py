@@ -78,7 +78,7 @@ class Yard:
         )
         machine = template.info.machine
         argv = self._confining.command(
-            command_line(self._engine, machine, opened, incoming=True), directory, claim, machine
+            command_line(self._engine, machine, opened, incoming=True), directory, claim, machine, self._engine.device
         )
         try:
             return await QemuProcess.spawn(directory, argv, sockets, opened.inherited())
