@@ -13,7 +13,7 @@ from torpor_eventlog.memory import MemoryDatabase, MemoryLog
 from torpor_eventlog.port import Commit
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver
 from torpor_vm_host.adapters.workspace import DirectoryWorkspace
-from torpor_vm_host.ports import CheckpointFiles, ExecOutcome, OnOutput, PartFile, VmSpec
+from torpor_vm_host.ports import CheckpointFiles, ExecOutcome, LiveCheckpoint, OnOutput, OnPause, PartFile, VmSpec
 
 
 class Points:
@@ -67,6 +67,16 @@ class PointedDriver(SimulatedDriver):
         parts = await super().checkpoint(vm_id, directory)
         self.points.reach("checkpointed")
         return parts
+
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
+        async def paused() -> None:
+            self.points.reach("paused")
+            await at_pause()
+
+        self.points.reach("checkpoint-live")
+        live = await super().checkpoint_live(vm_id, directory, paused)
+        self.points.reach("captured")
+        return live
 
     async def resume(self, vm_id: VmId) -> None:
         self.points.reach("resume")

@@ -15,7 +15,7 @@ import msgspec
 from tests.support.golden import line_of
 from torpor_contracts.checkpoint import CheckpointRecorded, FreeCheckpoint
 from torpor_contracts.host import DrainHost, UndrainHost
-from torpor_contracts.ids import CommandId, ExecId
+from torpor_contracts.ids import CheckpointId, CommandId, ExecId, SessionId
 from torpor_contracts.replies import Reply
 from torpor_contracts.session import (
     CreateSession,
@@ -27,6 +27,7 @@ from torpor_contracts.session import (
     SuspendSession,
     TerminateSession,
 )
+from torpor_contracts.session_branches import CheckpointSession, ForkSession, RollbackSession
 from torpor_contracts.vm import VmStarted
 from torpor_eventlog.codec import decode_event
 from torpor_messaging.ports import OutgoingCommand
@@ -189,6 +190,52 @@ async def idle_suspend(stage: Stage) -> None:
         await stage.until("checkpoint-freed", number)
 
 
+async def branches(stage: Stage) -> None:
+    """Checkpoints of a session that runs on, one that fails, forks of it running and asleep, and the way back."""
+    driver = stage.world.plan.driver
+    await stage.create("s-agent", metadata={"owner": "example"})
+    await stage.until("session-started")
+    await stage.run("s-agent", "long", "sleep", "300")
+    await stage.until("exec-started")
+    first = CheckpointId("ckp-first")
+    await stage.ask("s-agent", CheckpointSession(checkpoint_id=first, label="before the forks"))
+    await stage.until("session-checkpointed")
+    driver.checkpoint_failed = ALWAYS
+    await stage.ask("s-agent", ForkSession(session_ids=[SessionId("s-never")]))
+    await stage.until("fork-failed")
+    driver.checkpoint_failed = 0.0
+    await stage.ask("s-agent", ForkSession(session_ids=[SessionId("s-left"), SessionId("s-right")]))
+    await stage.until("session-started", 3)
+    await stage.until("exec-continued", 2)
+    await stage.ask("s-agent", RollbackSession(checkpoint_id=first))
+    await stage.until("session-resumed")
+    await stage.until("exec-continued", 3)
+    await stage.ask("s-left", SuspendSession())
+    await stage.until("session-suspended")
+    await stage.ask("s-left", CheckpointSession(label="asleep"))
+    await stage.until("session-checkpointed", 3)
+    named = ForkSession(session_ids=[SessionId("s-leaf")], checkpoint_id=first, metadata={"try": "2"})
+    await stage.ask("s-left", named)
+    await stage.until("session-started", 4)
+    for session in ("s-leaf", "s-right", "s-left", "s-agent"):
+        await stage.end(session)
+
+
+async def in_use(stage: Stage) -> None:
+    """A session is called idle although a program runs in it that was given up for lost; it sleeps once that ends."""
+    await stage.create("s-agent", idle_after_s=5.0)
+    await stage.until("session-started")
+    await stage.run("s-agent", "work", "sleep", "40")
+    await stage.until("exec-started")
+    stage.world.network.take_down("host-1")
+    await stage.until("session-lost")
+    stage.world.network.bring_back("host-1")
+    await stage.until("session-recovered")
+    await stage.until("suspend-withdrawn")
+    await stage.until("session-suspended")
+    await stage.end("s-agent")
+
+
 async def _free(stage: Stage, event: CheckpointRecorded) -> None:
     bus = stage.world.client(TENANT, "cleaner")[0]._bus
     await bus.send(
@@ -250,6 +297,8 @@ SCENARIOS: Final = {
     "idle-suspend": Scenario(idle_suspend, 1),
     "host-drained": Scenario(host_drained, 2),
     "clean-up": Scenario(clean_up, 1),
+    "branches": Scenario(branches, 1),
+    "in-use": Scenario(in_use, 1),
 }
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from tests.support.fakes import Outside
 from tests.support.histories import ACME, NOON, fold_into
+from torpor_contracts.checkpoint import CheckpointManifest, CheckpointRecorded
 from torpor_contracts.errors import Rejected
 from torpor_contracts.host import HostCapacity, HostHeartbeat, RegisterHost, VmObservation
 from torpor_contracts.ids import SYSTEM_TENANT, CommandId, ExecId, HostId, SessionId, TenantId, VmId
@@ -17,10 +18,13 @@ from torpor_contracts.replies import Receipt
 from torpor_contracts.scheduling import SessionView
 from torpor_contracts.session import CreateSession
 from torpor_contracts.vm import (
+    CheckpointVm,
     ExecVm,
     StartVm,
     StopVm,
     SuspendVm,
+    VmCheckpointed,
+    VmCheckpointFailed,
     VmExecEnded,
     VmExecStarted,
     VmStarted,
@@ -44,13 +48,17 @@ STEPS_MAX = 500
 
 @dataclass
 class FakeHost:
-    """A vm-host: its machines, and what it was asked. `silent` hosts take no command; `runs` programs end at once."""
+    """A vm-host: its machines, and what it was asked.
+
+    `silent` hosts take no command; `runs`: programs end at once; `checkpoints`: of machines that run can be taken.
+    """
 
     host_id: HostId
     boot_id: str = "boot-1"
     silent: bool = False
     start_fails: bool = False
     runs: bool = True
+    checkpoints: bool = True
     machines: dict[VmId, StartVm] = field(default_factory=dict)
     asked: list[Any] = field(default_factory=list)
 
@@ -225,8 +233,33 @@ class SchedulerWorld:
                 await self.happened(vm_id, VmExecStarted(**about, exec_id=command.exec_id, observed_at=now), tenant)
                 if host.runs:
                     await self.program_ends(vm_id, command.session_id, command.exec_id, command.incarnation, tenant)
+            case CheckpointVm() if machine is not None and host.checkpoints:
+                await self._recorded(command, tenant)
+                taken = VmCheckpointed(
+                    **about,
+                    host_id=host.host_id,
+                    checkpoint_id=command.checkpoint_id,
+                    fingerprint="simulated-1",
+                    pause_ms=3.0,
+                    log_position=(await self.outside.log.head()).position,
+                    taken_at=now,
+                    observed_at=now,
+                )
+                await self.happened(vm_id, taken, tenant)
+            case CheckpointVm() if machine is not None:
+                failure = VmCheckpointFailed(
+                    **about,
+                    host_id=host.host_id,
+                    checkpoint_id=command.checkpoint_id,
+                    code="no-space",
+                    detail="",
+                    retryable=False,
+                    observed_at=now,
+                )
+                await self.happened(vm_id, failure, tenant)
             case SuspendVm() if machine is not None:
                 del host.machines[vm_id]
+                await self._recorded(command, tenant)
                 suspended = VmSuspended(
                     **about,
                     host_id=host.host_id,
@@ -241,6 +274,25 @@ class SchedulerWorld:
                 await self.happened(vm_id, stopped, tenant)
             case _:
                 pass
+
+    async def _recorded(self, command: CheckpointVm | SuspendVm, tenant: TenantId) -> None:
+        """The snapshot store records a checkpoint."""
+        manifest = CheckpointManifest(
+            session_id=command.session_id,
+            incarnation=command.incarnation,
+            parent_id=command.parent_id,
+            fingerprint="simulated-1",
+            parts=[],
+            log_position=(await self.outside.log.head()).position,
+        )
+        recorded = CheckpointRecorded(
+            checkpoint_id=command.checkpoint_id,
+            tenant_id=tenant,
+            manifest=manifest,
+            stored_bytes=0,
+            recorded_at=self.outside.clock.now(),
+        )
+        await self.happened(command.checkpoint_id, recorded, tenant)
 
     async def program_ends(
         self, vm_id: VmId, session_id: SessionId, exec_id: ExecId, incarnation: int, tenant: TenantId = ACME
@@ -259,10 +311,10 @@ class SchedulerWorld:
         )
         await self.happened(vm_id, ended, tenant)
 
-    async def happened(self, vm_id: VmId, event: msgspec.Struct, tenant: TenantId = ACME) -> None:
-        """A host appends to the stream of a machine."""
+    async def happened(self, stream: str, event: msgspec.Struct, tenant: TenantId = ACME) -> None:
+        """Another service appends to a stream of its own."""
         log = self.outside.log
-        version = len(await log.load(vm_id))
+        version = len(await log.load(stream))
         self._made += 1
         await log.append(
             Commit(
@@ -272,8 +324,8 @@ class SchedulerWorld:
                 correlation_id="goal",
                 request_digest=bytes(32),
                 occurred_at_us=to_us(self.outside.clock.now()),
-                expected={vm_id: version},
-                events=[encode_event(vm_id, event)],
+                expected={stream: version},
+                events=[encode_event(stream, event)],
             )
         )
 

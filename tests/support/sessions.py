@@ -1,6 +1,6 @@
 """Sessions brought to where an example begins, by the production's own decisions; and reports of their machines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -10,13 +10,24 @@ import pytest
 from tests.support.histories import ACME, NOON
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
-from torpor_contracts.session import CreateSession, ExecSession, ExecSpec, SuspendSession
+from torpor_contracts.session import (
+    CreateSession,
+    ExecSession,
+    ExecSpec,
+    SessionRequested,
+    SessionSuspended,
+    SuspendSession,
+)
+from torpor_contracts.session_branches import CheckpointSession, ForkSession, Lineage, SessionCheckpointed
 from torpor_contracts.session_reports import (
+    ContinuedExec,
     FireSessionTimer,
     ReportExecEnded,
     ReportExecStarted,
     ReportHostDraining,
     ReportHostLost,
+    ReportVmCheckpointed,
+    ReportVmCheckpointFailed,
     ReportVmStarted,
     ReportVmStartFailed,
     ReportVmStopped,
@@ -26,7 +37,18 @@ from torpor_contracts.session_reports import (
 from torpor_scheduler.domain.folding import evolve
 from torpor_scheduler.domain.placement import HostOffer
 from torpor_scheduler.domain.session import INITIAL, Machine, Session
-from torpor_scheduler.domain.session_decisions import Addressee, Context, Rules, decide
+from torpor_scheduler.domain.session_decisions import (
+    Addressee,
+    CheckpointFacts,
+    CheckpointNeeded,
+    Context,
+    Decided,
+    LookedUp,
+    Rules,
+    Seed,
+    SeedsNeeded,
+    decide,
+)
 from torpor_scheduler.domain.timers import timer_of
 
 SESSION = SessionId("s-1")
@@ -57,6 +79,9 @@ class Story:
         self.now: datetime = NOON
         self.last: list[Any] = []
         self.all: list[Any] = []
+        self.made: Mapping[SessionId, list[Any]] = {}
+        self.checkpoints: dict[CheckpointId, LookedUp] = {}
+        self.seeds: dict[SessionId, Seed] = {}
         self._made = 0
 
     def passes(self, seconds: float) -> Self:
@@ -65,7 +90,7 @@ class Story:
         return self
 
     def when(self, command: Any, *, tenant: TenantId = ACME, exec_known: bool | None = False) -> Self:
-        """A command comes; a refusal is raised."""
+        """A command comes; a refusal is raised. What the decision asks for is looked up for it."""
         self._made += 1
         context = Context(
             now=self.now,
@@ -75,11 +100,55 @@ class Story:
             exec_known=exec_known,
             rules=self.rules,
         )
-        self.last = decide(self.session, command, Addressee(session_id=SESSION, tenant_id=tenant), context)
+        decided = self._decided(command, Addressee(session_id=SESSION, tenant_id=tenant), context)
+        self.last, self.made = decided.events, decided.made
         for event in self.last:
-            self.session = evolve(self.session, event)
-        self.all += self.last
+            self.happens(event)
         return self
+
+    def happens(self, event: Any) -> Self:
+        """An event of the session happened, whoever decided it."""
+        self.session = evolve(self.session, event)
+        self.all.append(event)
+        match event:
+            case SessionSuspended() | SessionCheckpointed():
+                self.keeps(event.checkpoint_id, event.incarnation, event.fingerprint)
+            case SessionRequested() if event.lineage is not None:
+                self.keeps(event.lineage.checkpoint_id, 0, event.lineage.fingerprint)
+            case _:
+                pass
+        return self
+
+    def keeps(self, checkpoint_id: str, incarnation: int = 1, fingerprint: str = "simulated-1", **changes: Any) -> Self:
+        """The log has a checkpoint of the session's tree."""
+        facts = CheckpointFacts(
+            checkpoint_id=CheckpointId(checkpoint_id),
+            incarnation=incarnation,
+            fingerprint=fingerprint,
+            log_position=40 + len(self.checkpoints),
+            recorded_at=self.now,
+            kept=True,
+        )
+        found = LookedUp(version=1, facts=msgspec.structs.replace(facts, **changes))
+        self.checkpoints.setdefault(facts.checkpoint_id, found)
+        return self
+
+    def _decided(self, command: Any, addressee: Addressee, context: Context) -> Decided:
+        """Decide as the handler does: what a decision needs is looked up, and it is decided again."""
+        for _ in range(6):
+            try:
+                return decide(self.session, command, addressee, context)
+            except CheckpointNeeded as needed:
+                found = self.checkpoints.get(needed.checkpoint_id, LookedUp(version=0, facts=None))
+                known = {**context.checkpoints, needed.checkpoint_id: found}
+                context = msgspec.structs.replace(context, checkpoints=known)
+            except SeedsNeeded as needed:
+                seeds = {
+                    made: self.seeds.get(made, Seed(session=INITIAL, vm_id=VmId(f"vm-of-{made}")))
+                    for made in needed.session_ids
+                }
+                context = msgspec.structs.replace(context, seeds=seeds)
+        raise AssertionError("the decision is never satisfied")
 
     def then(self, *kinds: type) -> Self:
         """Exactly these events happened in the last step."""
@@ -106,9 +175,12 @@ class Story:
 
     # --- reports of the present machine, or of the one given ---------------------------------------------------
 
-    def started(self, machine: Machine | None = None) -> ReportVmStarted:
+    def started(self, machine: Machine | None = None, *execs: str) -> ReportVmStarted:
         one = machine or self.machine
-        return ReportVmStarted(vm_id=one.vm_id, incarnation=one.incarnation, observed_at=self.now, position=1)
+        came = [ContinuedExec(exec_id=ExecId(exec_id), remaining_s=60.0) for exec_id in execs]
+        return ReportVmStarted(
+            vm_id=one.vm_id, incarnation=one.incarnation, observed_at=self.now, position=1, execs=came
+        )
 
     def start_failed(
         self, machine: Machine | None = None, *, code: str = "agent-silent", retryable: bool = True
@@ -138,14 +210,47 @@ class Story:
             position=1,
         )
 
-    def suspend_failed(self, *, checkpoint_id: str | None = None) -> ReportVmSuspendFailed:
+    def checkpointed(
+        self, machine: Machine | None = None, *, checkpoint_id: str | None = None, **changes: Any
+    ) -> ReportVmCheckpointed:
+        one, pending = machine or self.machine, self.session.checkpointing
+        wanted = pending.checkpoint_id if pending else CheckpointId("ckp-unasked")
+        report = ReportVmCheckpointed(
+            vm_id=one.vm_id,
+            incarnation=one.incarnation,
+            checkpoint_id=CheckpointId(checkpoint_id or wanted),
+            fingerprint="",
+            pause_ms=12.5,
+            log_position=7,
+            taken_at=self.now,
+            observed_at=self.now,
+            position=1,
+        )
+        return msgspec.structs.replace(report, **changes)
+
+    def checkpoint_failed(
+        self, machine: Machine | None = None, *, checkpoint_id: str | None = None, retryable: bool = False
+    ) -> ReportVmCheckpointFailed:
+        one, pending = machine or self.machine, self.session.checkpointing
+        wanted = pending.checkpoint_id if pending else CheckpointId("ckp-unasked")
+        return ReportVmCheckpointFailed(
+            vm_id=one.vm_id,
+            incarnation=one.incarnation,
+            checkpoint_id=CheckpointId(checkpoint_id or wanted),
+            code="no-space",
+            detail="the store has no room",
+            retryable=retryable,
+            position=1,
+        )
+
+    def suspend_failed(self, *, checkpoint_id: str | None = None, code: str = "disk-full") -> ReportVmSuspendFailed:
         suspending = self.session.suspending
         wanted = suspending.checkpoint_id if suspending else CheckpointId("ckp-unasked")
         return ReportVmSuspendFailed(
             vm_id=self.machine.vm_id,
             incarnation=self.machine.incarnation,
             checkpoint_id=CheckpointId(checkpoint_id or wanted),
-            code="disk-full",
+            code=code,
             detail="the store has no room",
             position=1,
         )
@@ -242,6 +347,44 @@ def suspended(create: CreateSession | None = None) -> Story:
     """A session that sleeps."""
     story = suspending(create).passes(1)
     return story.when(story.suspended())
+
+
+def checkpointing(create: CreateSession | None = None, label: str = "") -> Story:
+    """A session of which a checkpoint is being taken while it runs."""
+    return running(create).passes(1).when(CheckpointSession(label=label))
+
+
+def checkpointed(create: CreateSession | None = None) -> Story:
+    """A session that runs, and has a checkpoint."""
+    story = checkpointing(create).passes(1)
+    return story.when(story.checkpointed())
+
+
+def forking(*session_ids: str) -> Story:
+    """A running session that waits for the checkpoint in which others are to begin."""
+    wanted = [SessionId(session_id) for session_id in session_ids or ("s-2", "s-3")]
+    return running().passes(1).when(ForkSession(session_ids=wanted))
+
+
+def forked(hosts: Sequence[HostOffer] | None = None) -> Story:
+    """A session that was made by a fork of `s-0`, and has asked for its first machine if there is a host."""
+    lineage = Lineage(
+        session_id=SessionId("s-0"),
+        checkpoint_id=CheckpointId("ckp-0"),
+        fingerprint="simulated-1",
+        made_on=HostId("host-a"),
+        log_position=7,
+    )
+    story = Story(hosts=hosts)
+    source = running()
+    source.hosts, story.now = story.hosts, source.now
+    source.keeps(lineage.checkpoint_id, log_position=lineage.log_position)
+    source.when(ForkSession(session_ids=[SessionId("s-2")], checkpoint_id=lineage.checkpoint_id))
+    for event in source.made[SessionId("s-2")]:
+        given = {"session_id": SESSION} | ({"lineage": lineage} if isinstance(event, SessionRequested) else {})
+        has = {name: value for name, value in given.items() if hasattr(event, name)}
+        story.happens(msgspec.structs.replace(event, **has))
+    return story
 
 
 def lost(create: CreateSession | None = None) -> Story:

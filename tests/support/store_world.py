@@ -25,7 +25,8 @@ from torpor_contracts.checkpoint import (
 )
 from torpor_contracts.ids import CheckpointId, CommandId, HostId, SessionId, TenantId
 from torpor_contracts.replies import Receipt
-from torpor_contracts.session import SessionSuspended, SessionTerminated
+from torpor_contracts.session import MachineSpec, RetryRule, SessionRequested, SessionSuspended, SessionTerminated
+from torpor_contracts.session_branches import Lineage, SessionCheckpointed
 from torpor_eventlog.codec import decode_event, encode_event
 from torpor_eventlog.memory import MemoryDatabase
 from torpor_eventlog.port import Commit
@@ -147,6 +148,42 @@ class StoreWorld:
             checkpoint_id=CheckpointId(checkpoint_id),
             fingerprint="simulated-1",
             observed_at=self.outside.clock.now(),
+        )
+        await self.append(session_id, event)
+
+    async def captured(self, checkpoint_id: str, session_id: str = "s-1", label: str = "") -> None:
+        """The session says that this checkpoint was taken of it while it ran."""
+        now = self.outside.clock.now()
+        event = SessionCheckpointed(
+            incarnation=1,
+            host_id=HostId("host-a"),
+            checkpoint_id=CheckpointId(checkpoint_id),
+            fingerprint="simulated-1",
+            label=label,
+            pause_ms=1.0,
+            log_position=1,
+            taken_at=now,
+            observed_at=now,
+        )
+        await self.append(session_id, event)
+
+    async def forked(self, checkpoint_id: str, session_id: str = "s-2") -> None:
+        """A session is made that begins in this checkpoint."""
+        event = SessionRequested(
+            session_id=SessionId(session_id),
+            tenant_id=ACME,
+            machine=MachineSpec(),
+            idle_after_s=None,
+            start_retry=RetryRule(),
+            metadata={},
+            requested_at=self.outside.clock.now(),
+            lineage=Lineage(
+                session_id=SessionId("s-1"),
+                checkpoint_id=CheckpointId(checkpoint_id),
+                fingerprint="simulated-1",
+                made_on=HostId("host-a"),
+                log_position=1,
+            ),
         )
         await self.append(session_id, event)
 

@@ -13,14 +13,16 @@ from tests.support.fakes import Published, RememberingTimers
 from tests.support.points import PointedChunks, PointedDriver, PointedLog, Points, StickyWorkspace
 from torpor_chunks.offload import inline
 from torpor_contracts.errors import Rejected, Transient
+from torpor_contracts.guest import OPERATIONS
 from torpor_contracts.ids import CheckpointId, CommandId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.replies import Receipt, Refusal, Reply
 from torpor_contracts.session import ExecSpec, MachineSpec
-from torpor_contracts.vm import ExecVm, StartVm, StopVm, SuspendVm, VmClaimed
+from torpor_contracts.vm import CheckpointVm, ExecVm, StartVm, StopVm, SuspendVm, VmClaimed
 from torpor_eventlog.codec import decode_event
 from torpor_eventlog.memory import MemoryDatabase, MemoryLog
 from torpor_eventlog.views_memory import MemoryViewStore
 from torpor_eventlog.views_port import Projection, ViewStore
+from torpor_messaging import guest_messages
 from torpor_messaging.ports import OutgoingCommand
 from torpor_messaging.service import Incoming, Service
 from torpor_messaging.service_ports import ServicePorts
@@ -222,6 +224,13 @@ class HostWorld:
         values: dict[str, Any] = {"session_id": S, "parent_id": None, "deadline_at": self.in_s(in_s)}
         return SuspendVm(incarnation=incarnation, checkpoint_id=CheckpointId(checkpoint_id), **(values | more))
 
+    def checkpoint_vm(
+        self, incarnation: int = 1, checkpoint_id: str = CKP, in_s: float = 60.0, **more: Any
+    ) -> CheckpointVm:
+        """A command to checkpoint the machine while it runs."""
+        values: dict[str, Any] = {"session_id": S, "parent_id": None, "deadline_at": self.in_s(in_s)}
+        return CheckpointVm(incarnation=incarnation, checkpoint_id=CheckpointId(checkpoint_id), **(values | more))
+
     def in_s(self, seconds: float) -> datetime:
         """A moment from now."""
         return self.clock.now() + timedelta(seconds=seconds)
@@ -239,6 +248,15 @@ class HostWorld:
     async def last(self, kind: type[Any], stream: str = VM) -> Any:
         """The newest event of a kind."""
         return [event for event in await self.events(stream) if isinstance(event, kind)][-1]
+
+    async def ask(
+        self, request: Any, body: bytes = b"", *, tenant_id: TenantId = TENANT, session_id: str = S
+    ) -> tuple[Any, bytes]:
+        """Ask something of a session's machine, through the door; a refusal is raised."""
+        (type_,) = [name for name, operation in OPERATIONS.items() if operation.request is type(request)]
+        message = guest_messages.encode(request, body)
+        answer = await self.within(self.service.guests[0].handle(tenant_id, type_, session_id, message))
+        return guest_messages.decode_answer(answer, OPERATIONS[type_].answer)
 
     def state_of(self, vm_id: str = VM) -> str | None:
         """What a machine really is now."""

@@ -90,6 +90,13 @@ def test_a_sparse_file_of_many_gigabytes_is_read_from_anywhere(agent: AgentProce
     assert agent.request("read", path=str(large), offset=6 * 2**30).body == b""
 
 
+def test_a_piece_behind_one_that_is_missing_is_refused(agent: AgentProcess, place: Path) -> None:
+    agent.request("write", b"1234", path=f"{place}/f", upload="u")
+    assert refused_code(agent, "write", b"b", path=f"{place}/f", upload="u", offset=5) == "upload-unknown"
+    agent.request("write", b"5", path=f"{place}/f", upload="u", offset=4, last=True)
+    assert (place / "f").read_bytes() == b"12345"
+
+
 def test_a_piece_without_its_beginning_is_refused(agent: AgentProcess, place: Path) -> None:
     assert refused_code(agent, "write", b"b", path=f"{place}/f", upload="u", offset=4) == "upload-unknown"
     assert list(place.iterdir()) == []

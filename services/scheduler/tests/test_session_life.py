@@ -1,5 +1,6 @@
 """Any commands and reports, in any order, late and repeated: no invariant breaks, and nobody waits for ever."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from random import Random
@@ -11,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.sessions import Story, offer, program, running
+from tests.support.sessions import Story, forked, offer, program, running
 from torpor_contracts.errors import InvariantViolation, Rejected
-from torpor_contracts.ids import ExecId
+from torpor_contracts.ids import CheckpointId, ExecId, SessionId
 from torpor_contracts.scheduling import SessionState
 from torpor_contracts.session import (
     CreateSession,
@@ -28,6 +29,8 @@ from torpor_contracts.session import (
     TerminateSession,
     VmStartRequested,
 )
+from torpor_contracts.session_branches import CheckpointSession, ExecContinued, ForkSession, RollbackSession
+from torpor_contracts.vm import IN_USE
 from torpor_scheduler.diagram import diagram
 from torpor_scheduler.domain.folding import evolve
 from torpor_scheduler.domain.session import INITIAL, TRANSITIONS, Machine, Phase
@@ -46,11 +49,12 @@ RESTING = (Phase.RUNNING, Phase.SUSPENDED, Phase.LOST, Phase.TERMINATED, Phase.F
 class Life:
     """A story whose every step is one of the things that can come to a session; machines of the past report too."""
 
-    def __init__(self) -> None:
-        self.story = Story(hosts=HOSTS[1])
+    def __init__(self, story: Story | None = None) -> None:
+        self.story = story or Story(hosts=HOSTS[1])
         self.machines: list[Machine] = []
         self.reached: set[tuple[Phase, type]] = set()
         self._programs = 0
+        self._forks = 0
 
     def do(self, command: Any) -> None:
         """One step; refusals are answers."""
@@ -71,12 +75,29 @@ class Life:
         self._programs += 1
         return program(f"e-{self._programs}", timeout_s=5.0)
 
+    def branches(self) -> list[Callable[[], Any]]:
+        """What a client could ask that makes the session branch."""
+        known = list(self.story.checkpoints) or [CheckpointId("ckp-none")]
+        self._forks += 2
+        wanted = [SessionId(f"s-{100 + self._forks}"), SessionId(f"s-{101 + self._forks}")]
+        return [
+            CheckpointSession,
+            lambda: ForkSession(session_ids=wanted),
+            lambda: ForkSession(session_ids=wanted, checkpoint_id=known[0]),
+            lambda: RollbackSession(checkpoint_id=known[0]),
+            lambda: RollbackSession(checkpoint_id=known[-1]),
+        ]
+
     def reports(self, machine: Machine) -> list[Callable[[], Any]]:
         """Everything a host could say of a machine."""
         story = self.story
         execs = [one.exec_id for one in story.session.execs] or [*story.session.recent_execs[-1:], ExecId("e-0")]
         return [
             lambda: story.started(machine),
+            lambda: story.started(machine, *story.session.recent_execs[-2:], *execs[:1]),
+            lambda: story.checkpointed(machine),
+            lambda: story.checkpoint_failed(machine),
+            lambda: story.checkpoint_failed(machine, retryable=True),
             lambda: story.start_failed(machine),
             lambda: story.start_failed(machine, retryable=False),
             lambda: story.suspended(machine),
@@ -91,18 +112,22 @@ class Life:
         """What only the host of the present machine could say."""
         if self.story.session.machine is None:
             return []
-        return [self.story.suspend_failed, self.story.host_draining]
+        in_use: Callable[[], Any] = lambda: self.story.suspend_failed(code=IN_USE)  # noqa: E731  (typed here)
+        return [self.story.suspend_failed, in_use, self.story.host_draining]
 
     def check(self) -> None:
         """What holds after every step, whatever came before."""
         story = self.story
         given = [event.incarnation for event in story.all if isinstance(event, VmStartRequested)]
         assert given == sorted(set(given)), "an incarnation was given twice"
-        asked = {event.exec_id for event in story.all if isinstance(event, ExecRequested)}
-        ended = [event.exec_id for event in story.all if isinstance(event, ExecEnded)]
-        assert len(ended) == len(set(ended)), "a program ended twice"
-        assert asked - set(ended) == {one.exec_id for one in story.session.execs}, "a program was forgotten"
-        if story.session.phase not in (*RESTING, Phase.ABSENT):
+        begun = Counter(event.exec_id for event in story.all if isinstance(event, ExecRequested | ExecContinued))
+        begun.subtract(event.exec_id for event in story.all if isinstance(event, ExecEnded))
+        assert all(count in (0, 1) for count in begun.values()), "a program ended twice, or goes on twice"
+        in_flight = {exec_id for exec_id, count in begun.items() if count}
+        assert in_flight == {one.exec_id for one in story.session.execs}, "a program was forgotten"
+        waits = story.session.checkpointing is not None or story.session.fork is not None
+        assert not waits or story.session.phase is Phase.RUNNING, "a checkpoint is waited for of no machine"
+        if waits or story.session.phase not in (*RESTING, Phase.ABSENT):
             assert timer_of(story.session) is not None, "somebody waits without an end"
         refolded = INITIAL
         for event in story.all:
@@ -155,6 +180,10 @@ class AnyLife(RuleBasedStateMachine):
     def exec(self) -> None:
         self.life.do(self.life.new_program())
 
+    @rule(data=st.data())
+    def branch(self, data: st.DataObject) -> None:
+        self.life.do(data.draw(st.sampled_from(self.life.branches()))())
+
     @rule(command=st.sampled_from([SuspendSession(), ResumeSession(), SuspendSession(incarnation=2), CREATE]))
     def client(self, command: Any) -> None:
         self.life.do(command)
@@ -199,18 +228,22 @@ TestAnyLife = AnyLife.TestCase
 
 def wander(seed: int, steps: int) -> set[tuple[Phase, type]]:
     """A random life, told by its seed; the transitions it went through."""
-    chance, life = Random(seed), Life()
-    life.story.hosts = HOSTS[chance.randrange(2)]
-    life.do(CREATE)
+    chance = Random(seed)
+    hosts = HOSTS[chance.randrange(2)]
+    life = Life(forked(hosts) if seed % 4 == 0 else Story(hosts=hosts))
+    if life.story.session.phase is Phase.ABSENT:
+        life.do(CREATE)
+    elif life.story.session.machine is not None:
+        life.machines.append(life.story.machine)
     for _ in range(steps):
         if chance.random() < 0.1:
             life.story.hosts = chance.choice(HOSTS)
         life.story.now += timedelta(seconds=chance.choice((0.0, 0.1, 1.0, 30.0)))
-        possible: list[Callable[[], Any]] = [life.new_program, SuspendSession, ResumeSession]
+        possible: list[Callable[[], Any]] = [life.new_program, SuspendSession, ResumeSession, *life.branches()]
         if chance.random() < 0.1:
             possible.append(TerminateSession)
         for machine in life.machines[-2:]:
-            possible += chance.choices(life.reports(machine), k=3)
+            possible += chance.choices(life.reports(machine), k=6)
         possible += life.present_reports()
         if timer_of(life.story.session) is not None:
             possible += [life.story.timer, life.story.timer]

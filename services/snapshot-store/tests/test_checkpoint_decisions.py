@@ -20,10 +20,11 @@ from torpor_contracts.checkpoint import (
 )
 from torpor_contracts.errors import InvariantViolation, Rejected
 from torpor_contracts.ids import CheckpointId, HostId, SessionId, TenantId
-from torpor_contracts.session import SessionSuspended, SessionTerminated
+from torpor_contracts.session import MachineSpec, RetryRule, SessionRequested, SessionSuspended, SessionTerminated
+from torpor_contracts.session_branches import Lineage, RollbackRequested, SessionCheckpointed
 from torpor_snapshot_store.domain import checkpoint as domain
 from torpor_snapshot_store.domain.checkpoint import ABSENT, TRANSITIONS, CheckpointState, Events, evolve, name_of
-from torpor_snapshot_store.domain.pins import Placed, session_pin
+from torpor_snapshot_store.domain.pins import Placed, base_of, session_pin
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ACME = TenantId("acme")
@@ -104,6 +105,19 @@ def test_a_parent_must_be_there_ones_own_and_kept() -> None:
     assert code(lambda: register(fold(FREED), OF_CHILD)) == "checkpoint-freed"
 
 
+def test_who_came_to_rest_on_a_checkpoint_before_it_was_to_be_freed_goes_on_from_it() -> None:
+    states = fold(FREEING)
+    late = domain.register(states, CHILD, ACME, OF_CHILD, stored_bytes=21, now=NOW, rests=True)
+    history = [*FREEING, *late]
+    assert [name_of(fold(history)[one]) for one in (CKP, CHILD)] == ["freeing", "kept"]
+    assert freed(fold(history)) == [], "it is the parent of one that is kept"
+    history += free(fold(history), CHILD)
+    history += freed(fold(history), CHILD)
+    history += freed(fold(history))
+    assert [name_of(fold(history)[one]) for one in (CKP, CHILD)] == ["freed", "freed"]
+    assert code(lambda: register(fold(FREED), OF_CHILD)) == "checkpoint-freed"
+
+
 @pytest.mark.parametrize(
     "parts", [[], PARTS[:2], [*PARTS, part("disk", "4")], [PARTS[0], PARTS[0], PARTS[0]]], ids=["0", "2", "4", "same"]
 )
@@ -174,6 +188,52 @@ def suspended(position: int, checkpoint_id: str) -> Placed:
     return Placed(position, event)
 
 
+def captured(position: int, checkpoint_id: str) -> Placed:
+    event = SessionCheckpointed(
+        incarnation=1,
+        host_id=HostId("host-a"),
+        checkpoint_id=CheckpointId(checkpoint_id),
+        fingerprint="f",
+        label="",
+        pause_ms=1.0,
+        log_position=1,
+        taken_at=NOW,
+        observed_at=NOW,
+    )
+    return Placed(position, event)
+
+
+def went_back(position: int, checkpoint_id: str) -> Placed:
+    event = RollbackRequested(
+        session_id=SessionId("s-1"),
+        host_id=None,
+        vm_id=None,
+        incarnation=1,
+        checkpoint_id=CheckpointId(checkpoint_id),
+        checkpoint_incarnation=1,
+        fingerprint="f",
+        log_position=1,
+        recorded_at=NOW,
+        requested_at=NOW,
+        deadline_at=NOW,
+    )
+    return Placed(position, event)
+
+
+def requested(position: int, lineage: Lineage | None) -> Placed:
+    event = SessionRequested(
+        session_id=SessionId("s-2"),
+        tenant_id=ACME,
+        machine=MachineSpec(),
+        idle_after_s=None,
+        start_retry=RetryRule(),
+        metadata={},
+        requested_at=NOW,
+        lineage=lineage,
+    )
+    return Placed(position, event)
+
+
 TERMINATED = Placed(90, SessionTerminated(incarnation=1, cause="", observed_at=NOW))
 
 
@@ -187,9 +247,38 @@ TERMINATED = Placed(90, SessionTerminated(incarnation=1, cause="", observed_at=N
         ([suspended(20, "ckp-2")], False),
         ([suspended(12, "ckp-1"), TERMINATED], False),
         ([TERMINATED], False),
+        ([requested(1, None)], True),
+        ([captured(12, "ckp-1")], True),
+        ([captured(12, "ckp-1"), captured(20, "ckp-2")], False),
+        ([captured(12, "ckp-1"), captured(20, "ckp-2"), went_back(30, "ckp-1")], True),
+        ([suspended(12, "ckp-1"), went_back(30, "ckp-0")], False),
+        ([went_back(8, "ckp-0")], True),
     ],
-    ids=["unheard of", "newest", "not named yet", "superseded", "never named", "terminated", "at once terminated"],
+    ids=[
+        "unheard of",
+        "newest",
+        "not named yet",
+        "superseded",
+        "never named",
+        "terminated",
+        "at once terminated",
+        "no checkpoint yet",
+        "taken while it ran",
+        "a newer one taken",
+        "gone back to",
+        "left behind",
+        "recorded after going back",
+    ],
 )
 def test_a_session_holds_what_it_may_go_back_to(session: list[Placed], pinned: bool) -> None:
     """The checkpoint was recorded at position 10."""
     assert (session_pin(CKP, 10, session) is not None) == pinned
+
+
+def test_a_fork_rests_where_it_began() -> None:
+    lineage = Lineage(
+        session_id=SessionId("s-1"), checkpoint_id=CKP, fingerprint="f", made_on=HostId("host-a"), log_position=3
+    )
+    assert base_of(requested(1, lineage).event) == CKP
+    assert base_of(requested(1, None).event) is None
+    assert base_of(TERMINATED.event) is None

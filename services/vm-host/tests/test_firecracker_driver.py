@@ -67,6 +67,10 @@ def words(told: list[dict[str, Any]]) -> list[str]:
     return [f"{entry['method']} {entry['path']} {entry['status']}" for entry in told]
 
 
+async def nothing() -> None:
+    """Do nothing at the pause."""
+
+
 async def count(kit: FirecrackerServerKit, driver: Driver, vm_id: VmId) -> bytes:
     _, taking = await run_program(driver, vm_id, *kit.counting().argv)
     return taking.stdout
@@ -274,7 +278,7 @@ def test_programs_are_followed_across_a_live_checkpoint(kit: FirecrackerServerKi
 
         await eventually(has_begun)
         await count(kit, driver, spec.vm_id)
-        live = await driver.checkpoint_live(spec.vm_id, kit.new_directory())
+        live = await driver.checkpoint_live(spec.vm_id, kit.new_directory(), nothing)
         assert live.pause_ms > 0
         assert await count(kit, driver, spec.vm_id) == b"2\n"
         await run_program(driver, spec.vm_id, "touch", "/tmp/go")
@@ -297,7 +301,7 @@ def test_a_paused_machine_has_no_live_checkpoint(kit: FirecrackerServerKit) -> N
         driver = kit.driver()
         spec = await started(kit, driver)
         await driver.freeze(spec.vm_id)
-        assert await code_of(driver.checkpoint_live(spec.vm_id, kit.new_directory())) == "vm-not-running"
+        assert await code_of(driver.checkpoint_live(spec.vm_id, kit.new_directory(), nothing)) == "vm-not-running"
         await driver.destroy(spec.vm_id)
 
     bounded(scenario)

@@ -92,7 +92,6 @@ def test_what_it_knows(argv: list[str], out: str, exit_code: int) -> None:
         ["sh", "-c", "> f"],
         ["sh", "-c", "echo *"],
         ["sh", "script.sh"],
-        ["sh"],
     ],
 )
 def test_what_it_does_not_know_it_says(argv: list[str]) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from torpor_contracts.checkpoint import CheckpointManifest
 from torpor_contracts.errors import InvariantViolation, Rejected
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
+from torpor_contracts.session_reports import ContinuedExec
 from torpor_contracts.vm import (
+    IN_USE,
+    CheckpointVm,
     ExecVm,
     QuarantineVm,
     ReapVm,
@@ -18,6 +22,9 @@ from torpor_contracts.vm import (
     StartVm,
     StopVm,
     SuspendVm,
+    VmCheckpointed,
+    VmCheckpointFailed,
+    VmCheckpointStarted,
     VmClaimed,
     VmEvent,
     VmExecContinued,
@@ -36,6 +43,7 @@ from torpor_contracts.vm import (
 from torpor_vm_host.domain import decisions, observations
 from torpor_vm_host.domain.observations import Failure, Outcome, Place
 from torpor_vm_host.domain.vm import ABSENT, TRANSITIONS, VmState, evolve, held_by, may_exist, name_of, running_execs
+from torpor_vm_host.ports import TakenCheckpoint
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 PLACE = Place(vm_id=VmId("vm-1"), host_id=HostId("host-a"), boot_id="boot-1", now=NOW)
@@ -57,6 +65,25 @@ SUSPEND = SuspendVm(
     checkpoint_id=CheckpointId("ckp-1"),
     parent_id=None,
     deadline_at=NOW + timedelta(seconds=60),
+)
+CAPTURE = CheckpointVm(
+    session_id=SessionId("s-1"),
+    incarnation=1,
+    checkpoint_id=CheckpointId("ckp-live"),
+    parent_id=CheckpointId("ckp-0"),
+    deadline_at=NOW + timedelta(seconds=60),
+)
+TAKEN = TakenCheckpoint(
+    manifest=CheckpointManifest(
+        session_id=SessionId("s-1"),
+        incarnation=1,
+        parent_id=CheckpointId("ckp-0"),
+        fingerprint="simulated-1",
+        parts=[],
+        log_position=17,
+    ),
+    pause_ms=2.5,
+    taken_at=NOW - timedelta(seconds=1),
 )
 STOP = StopVm(session_id=SessionId("s-1"), incarnation=1, reason="")
 REAP = ReapVm(evidence="nobody's", checked_position=10)
@@ -82,6 +109,8 @@ def fold(events: Sequence[VmEvent], state: VmState = ABSENT) -> VmState:
 CLAIMED = start(ABSENT)
 STARTED = [*CLAIMED, *observations.started(fold(CLAIMED), PLACE, 100, [])]
 BUSY = [*STARTED, *decisions.exec_program(fold(STARTED), EXEC, PLACE, 8)]
+CAPTURING = [*BUSY, *decisions.checkpoint(fold(BUSY), CAPTURE, PLACE)]
+CAPTURED = [*CAPTURING, *observations.checkpointed(fold(CAPTURING), PLACE, TAKEN)]
 SUSPENDING = [*BUSY, *decisions.suspend(fold(BUSY), SUSPEND, PLACE)]
 SUSPENDED = [*SUSPENDING, *observations.suspended(fold(SUSPENDING), PLACE, "simulated-1", 5, [FILE])]
 STOPPED = [*STARTED, *decisions.stop(fold(STARTED), STOP, PLACE, [FILE, FOLDER])]
@@ -93,6 +122,8 @@ HISTORIES = {
     "claimed": CLAIMED,
     "running": STARTED,
     "busy": BUSY,
+    "capturing": CAPTURING,
+    "captured": CAPTURED,
     "suspending": SUSPENDING,
     "suspended": SUSPENDED,
     "stopped": STOPPED,
@@ -155,6 +186,55 @@ def test_exec(given: str, then: Any) -> None:
 )
 def test_suspend(given: str, then: Any) -> None:
     check(lambda: decisions.suspend(fold(HISTORIES[given]), SUSPEND, PLACE), then)
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        ("absent", "vm-not-running"),
+        ("claimed", "vm-not-running"),
+        ("running", [VmCheckpointStarted]),
+        ("capturing", []),
+        ("captured", []),
+        ("suspending", "vm-not-running"),
+        ("suspended", "vm-not-running"),
+        ("stopped", "vm-not-running"),
+        ("quarantined", "vm-not-running"),
+    ],
+)
+def test_checkpoint(given: str, then: Any) -> None:
+    check(lambda: decisions.checkpoint(fold(HISTORIES[given]), CAPTURE, PLACE), then)
+
+
+def test_one_checkpoint_at_a_time_and_any_number_after_each_other() -> None:
+    other = msgspec.structs.replace(CAPTURE, checkpoint_id=CheckpointId("ckp-other"))
+    check(lambda: decisions.checkpoint(fold(CAPTURING), other, PLACE), "checkpoint-in-progress")
+    check(lambda: decisions.checkpoint(fold(CAPTURED), other, PLACE), [VmCheckpointStarted])
+    stale = msgspec.structs.replace(CAPTURE, incarnation=2)
+    check(lambda: decisions.checkpoint(fold(STARTED), stale, PLACE), "stale-incarnation")
+
+
+def test_a_late_checkpoint_fails_and_the_machine_runs_on() -> None:
+    late = msgspec.structs.replace(CAPTURE, deadline_at=NOW)
+    (failed,) = decisions.checkpoint(fold(STARTED), late, PLACE)
+    assert isinstance(failed, VmCheckpointFailed)
+    assert (failed.code, failed.retryable) == ("deadline-passed", True)
+
+
+def test_what_was_captured_is_recorded_once_with_its_place_in_the_log() -> None:
+    (done,) = observations.checkpointed(fold(CAPTURING), PLACE, TAKEN)
+    assert isinstance(done, VmCheckpointed)
+    assert (done.checkpoint_id, done.log_position, done.pause_ms) == ("ckp-live", 17, 2.5)
+    assert observations.checkpointed(fold(CAPTURED), PLACE, TAKEN) == []
+    assert observations.checkpointed(fold(SUSPENDING), PLACE, TAKEN) == []
+    assert kinds(observations.checkpoint_failed(fold(CAPTURING), PLACE, WHY)) == [VmCheckpointFailed]
+    assert observations.checkpoint_failed(fold(STOPPED), PLACE, WHY) == []
+
+
+def test_a_machine_that_is_used_is_not_suspended_for_idleness() -> None:
+    (failed,) = decisions.suspend(fold(STARTED), SUSPEND, PLACE, "it was used")
+    assert isinstance(failed, VmSuspendFailed)
+    assert failed.code == IN_USE
 
 
 def test_suspend_under_another_id_while_one_is_under_way_or_over() -> None:
@@ -272,8 +352,11 @@ def test_observations_are_recorded_once_and_only_where_they_can_be() -> None:
 
 
 def test_programs_that_come_with_a_checkpoint_are_known_and_not_begun_again() -> None:
-    events = observations.started(fold(CLAIMED), PLACE, 1, [ExecId("x-1")])
+    came = ContinuedExec(exec_id=ExecId("x-1"), remaining_s=5.0)
+    events = observations.started(fold(CLAIMED), PLACE, 1, [came])
     assert kinds(events) == [VmStarted, VmExecContinued]
+    assert isinstance(events[0], VmStarted)
+    assert events[0].execs == [came]
     state = fold([*CLAIMED, *events])
     assert running_execs(state) == ["x-1"]
     assert decisions.exec_program(state, EXEC, PLACE, 8) == []
@@ -310,9 +393,11 @@ def examples() -> dict[type[Any], VmEvent]:
     found: dict[type[Any], VmEvent] = {}
     for history in HISTORIES.values():
         found |= {type(event): event for event in history}
-    continued = observations.started(fold(CLAIMED), PLACE, 1, [ExecId("x-9")])[1]
+    came = ContinuedExec(exec_id=ExecId("x-9"), remaining_s=5.0)
+    continued = observations.started(fold(CLAIMED), PLACE, 1, [came])[1]
     failed = observations.suspend_failed(fold(SUSPENDING), PLACE, WHY)[0]
-    return found | {type(event): event for event in (continued, failed, ended())}
+    not_taken = observations.checkpoint_failed(fold(CAPTURING), PLACE, WHY)[0]
+    return found | {type(event): event for event in (continued, failed, not_taken, ended())}
 
 
 def test_every_event_in_every_state_does_what_the_table_says() -> None:

@@ -32,7 +32,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     `packs` are the objects that hold the parts' chunks: the checkpoint's own first, then those it shares with earlier
     checkpoints. `template` is the digest (`sha256:<hex>`) of the template its memory and disk are changes of, None for
-    an engine that knows no templates.
+    an engine that knows no templates. `log_position`: up to where the log had come while the machine stood still; 0:
+    not known.
     """
 
     session_id: SessionId
@@ -42,6 +43,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     parts: list[CheckpointPart]
     packs: list[CheckpointPack] = []
     template: str | None = None
+    log_position: int = 0
 
 
 class RegisterCheckpoint(
@@ -93,7 +95,7 @@ class CheckpointUnreferenced(msgspec.Struct, frozen=True, kw_only=True, tag="che
 
 
 class CheckpointFreeStarted(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-free-started.v1"):
-    """The parts are about to be deleted; nothing can be restored from the checkpoint any more."""
+    """The parts are deleted as soon as nothing rests on them; from now on nothing new can come to rest on them."""
 
     checkpoint_id: CheckpointId
     reason: str
@@ -136,7 +138,8 @@ class CheckpointsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint. `pinned_by` says what keeps it from being freed; `position` is that of its last event.
 
-    `size_bytes` is the sum of its parts, `stored_bytes` those of its packs that no checkpoint held before.
+    `size_bytes` is the sum of its parts, `stored_bytes` those of its packs that no checkpoint held before. `label` is
+    its owner's.
     """
 
     checkpoint_id: CheckpointId
@@ -154,6 +157,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: datetime
     freed_at: datetime | None
     position: int
+    label: str = ""
 
 
 class VerifyCheckpointQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

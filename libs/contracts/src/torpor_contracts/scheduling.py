@@ -12,6 +12,7 @@ import msgspec
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
 from torpor_contracts.session import MachineSpec
+from torpor_contracts.session_branches import Lineage
 
 SessionState = Literal[
     "requested",
@@ -21,6 +22,7 @@ SessionState = Literal[
     "suspending",
     "suspended",
     "resuming",
+    "rolling-back",
     "lost",
     "terminating",
     "terminated",
@@ -82,7 +84,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
 
     `position` and `version` are those of its last event. `host_id` and `vm_id` name its machine, None while it has
     none. `suspends_at`: when idleness will suspend it. `retries_at`: when its start is tried again. `lost_since`:
-    the moment after which work is lost, until a resume has told so.
+    the moment after which work is lost, until a resume has told so. `checkpointing_id`: the checkpoint that is being
+    taken while it runs. `lineage`: where a fork came from.
     """
 
     session_id: SessionId
@@ -107,6 +110,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     retries_at: datetime | None
     lost_since: datetime | None
     problem: Problem | None
+    checkpointing_id: CheckpointId | None = None
+    lineage: Lineage | None = None
 
 
 class SessionsAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
+from torpor_contracts.session_branches import BranchCommand, BranchEvent, ExecContinued, Lineage
 from torpor_contracts.session_reports import SessionReport
 
 
@@ -27,8 +28,19 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     disk_mib: int = 1024
 
 
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How large a program's terminal is, in characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
 class ExecSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One program to run in the guest. `timeout_s` bounds it; `stdin` is text given to it at once."""
+    """One program to run in the guest. `timeout_s` bounds it; `stdin` is text given to it at once.
+
+    `stdin_open`: more input may come (`torpor_contracts.guest.FeedProgram`). `terminal`: it runs in a terminal of this
+    size, takes more input, and writes all it writes to stdout.
+    """
 
     argv: list[str]
     env: dict[str, str] = {}
@@ -36,6 +48,8 @@ class ExecSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user: str | None = None
     stdin: str = ""
     timeout_s: float = 3600.0
+    stdin_open: bool = False
+    terminal: TerminalSize | None = None
 
 
 # --- commands of clients: cmd.<tenant>.scheduler.<type>.<session id> -------------------------------------------
@@ -81,14 +95,14 @@ class TerminateSession(
     reason: str = ""
 
 
-ClientSessionCommand = CreateSession | ExecSession | SuspendSession | ResumeSession | TerminateSession
+ClientSessionCommand = CreateSession | ExecSession | SuspendSession | ResumeSession | TerminateSession | BranchCommand
 SessionCommand = ClientSessionCommand | SessionReport
 
 # --- events -----------------------------------------------------------------------------------------------------
 
 
-class SessionRequested(msgspec.Struct, frozen=True, kw_only=True, tag="session-requested.v1"):
-    """Somebody asked for a session; no machine exists yet."""
+class SessionRequested(msgspec.Struct, frozen=True, kw_only=True, tag="session-requested.v1", omit_defaults=True):
+    """Somebody asked for a session; no machine exists yet. `lineage`: it is a fork, and begins in a checkpoint."""
 
     session_id: SessionId
     tenant_id: TenantId
@@ -97,6 +111,7 @@ class SessionRequested(msgspec.Struct, frozen=True, kw_only=True, tag="session-r
     start_retry: RetryRule
     metadata: dict[str, str]
     requested_at: datetime
+    lineage: Lineage | None = None
 
 
 class PlacementDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="placement-deferred.v1"):
@@ -246,6 +261,16 @@ class SuspendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-fail
     retry_at: datetime | None
 
 
+class SuspendWithdrawn(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-withdrawn.v1"):
+    """Idleness was mistaken: the host saw the machine used. It runs on; looked at again no sooner than `retry_at`."""
+
+    incarnation: int
+    checkpoint_id: CheckpointId
+    detail: str
+    observed_at: datetime
+    retry_at: datetime
+
+
 class ResumeDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="resume-deferred.v1"):
     """A resume was asked for while the session was being suspended; it follows as soon as that has ended."""
 
@@ -256,12 +281,12 @@ class ResumeDeferred(msgspec.Struct, frozen=True, kw_only=True, tag="resume-defe
 class ResumeRequested(msgspec.Struct, frozen=True, kw_only=True, tag="resume-requested.v1"):
     """The session is to be woken from `checkpoint_id` as incarnation `incarnation`.
 
-    `work`: a program waits for it; `drain`: a program was running when its host was drained.
+    `work`: a program waits for it; `drain`: a program was running when its host was drained; `rollback`: it goes back.
     """
 
     incarnation: int
     checkpoint_id: CheckpointId | None
-    cause: Literal["client", "work", "drain"]
+    cause: Literal["client", "work", "drain", "rollback"]
     requested_at: datetime
 
 
@@ -317,13 +342,16 @@ SessionEvent = (
     | ExecRequested
     | ExecStarted
     | ExecEnded
+    | ExecContinued
     | SuspendRequested
     | SessionSuspended
     | SuspendFailed
+    | SuspendWithdrawn
     | ResumeDeferred
     | ResumeRequested
     | SessionLost
     | TerminateRequested
     | SessionTerminated
     | SessionFailed
+    | BranchEvent
 )

@@ -11,18 +11,26 @@ import msgspec
 
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, VmId
 
-TimerKind = Literal["idle", "placement", "start", "suspend", "stop", "exec"]
+TimerKind = Literal["idle", "placement", "start", "suspend", "stop", "exec", "checkpoint"]
+
+
+class ContinuedExec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program that came with the checkpoint a machine was started from; `remaining_s`: until its time-out."""
+
+    exec_id: ExecId
+    remaining_s: float
 
 
 class ReportVmStarted(
     msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-started.v1", forbid_unknown_fields=True
 ):
-    """The host observed the session's machine running."""
+    """The host observed the session's machine running, and in it the programs that came with its checkpoint."""
 
     vm_id: VmId
     incarnation: int
     observed_at: datetime
     position: int
+    execs: list[ContinuedExec] = []
 
 
 class ReportVmStartFailed(
@@ -51,10 +59,43 @@ class ReportVmSuspended(
     position: int
 
 
+class ReportVmCheckpointed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-checkpointed.v1", forbid_unknown_fields=True
+):
+    """The host observed a checkpoint of the machine with the store, and the machine running on."""
+
+    vm_id: VmId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    fingerprint: str
+    pause_ms: float
+    log_position: int
+    taken_at: datetime
+    observed_at: datetime
+    position: int
+
+
+class ReportVmCheckpointFailed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-checkpoint-failed.v1", forbid_unknown_fields=True
+):
+    """The host could not checkpoint the machine, which runs on; `retryable`: another try may help."""
+
+    vm_id: VmId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    code: str
+    detail: str
+    retryable: bool
+    position: int
+
+
 class ReportVmSuspendFailed(
     msgspec.Struct, frozen=True, kw_only=True, tag="report-vm-suspend-failed.v1", forbid_unknown_fields=True
 ):
-    """The host could not checkpoint the machine under `checkpoint_id`; it goes on running."""
+    """The host could not checkpoint the machine under `checkpoint_id`; it goes on running.
+
+    Code `in-use` (`torpor_contracts.vm.IN_USE`): it was not idle at all.
+    """
 
     vm_id: VmId
     incarnation: int
@@ -142,6 +183,8 @@ SessionReport = (
     | ReportVmStartFailed
     | ReportVmSuspended
     | ReportVmSuspendFailed
+    | ReportVmCheckpointed
+    | ReportVmCheckpointFailed
     | ReportVmStopped
     | ReportExecStarted
     | ReportExecEnded

@@ -8,12 +8,16 @@ in the order in which they came, so a reader drops what it has seen after a repe
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
+from torpor_contracts.session_reports import ContinuedExec
+
+IN_USE: Final = "in-use"
+"""The code of a `VmSuspendFailed` that says: the machine is not as idle as the command took it to be."""
 
 
 class StartVm(msgspec.Struct, frozen=True, kw_only=True, tag="start-vm.v1", forbid_unknown_fields=True):
@@ -36,7 +40,21 @@ class ExecVm(msgspec.Struct, frozen=True, kw_only=True, tag="exec-vm.v1", forbid
 
 
 class SuspendVm(msgspec.Struct, frozen=True, kw_only=True, tag="suspend-vm.v1", forbid_unknown_fields=True):
-    """Checkpoint the machine under `checkpoint_id`, register that with the snapshot store, then free the machine."""
+    """Checkpoint the machine under `checkpoint_id`, register that with the snapshot store, then free the machine.
+
+    `idle_s`: only when nobody has used the machine for so long, which its host knows best; None: in any case.
+    """
+
+    session_id: SessionId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    parent_id: CheckpointId | None
+    deadline_at: datetime
+    idle_s: float | None = None
+
+
+class CheckpointVm(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-vm.v1", forbid_unknown_fields=True):
+    """Checkpoint the machine under `checkpoint_id` and register that with the snapshot store; the machine runs on."""
 
     session_id: SessionId
     incarnation: int
@@ -69,7 +87,7 @@ class ReapVm(msgspec.Struct, frozen=True, kw_only=True, tag="reap-vm.v1", forbid
     checked_position: int
 
 
-VmCommand = StartVm | ExecVm | SuspendVm | StopVm | QuarantineVm | ReapVm
+VmCommand = StartVm | ExecVm | SuspendVm | CheckpointVm | StopVm | QuarantineVm | ReapVm
 
 
 class ResourceRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +112,11 @@ class VmClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-claimed.v1"):
     claimed_at: datetime
 
 
-class VmStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-started.v1"):
-    """The machine runs and its agent answers; running time counts from `observed_at`."""
+class VmStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-started.v1", omit_defaults=True):
+    """The machine runs and its agent answers; running time counts from `observed_at`.
+
+    `execs` came with the checkpoint; each of them has a `vm-exec-continued` beside this event.
+    """
 
     vm_id: VmId
     host_id: HostId
@@ -105,6 +126,7 @@ class VmStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-started.v1"):
     checkpoint_id: CheckpointId | None
     start_ms: int
     observed_at: datetime
+    execs: list[ContinuedExec] = []
 
 
 class VmStartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-start-failed.v1"):
@@ -196,6 +218,51 @@ class VmSuspendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-suspend
     observed_at: datetime
 
 
+class VmCheckpointStarted(msgspec.Struct, frozen=True, kw_only=True, tag="vm-checkpoint-started.v1"):
+    """The host is about to checkpoint the machine while it runs; recorded first: a restart finishes it."""
+
+    vm_id: VmId
+    host_id: HostId
+    session_id: SessionId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    parent_id: CheckpointId | None
+    started_at: datetime
+    deadline_at: datetime
+
+
+class VmCheckpointed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-checkpointed.v1"):
+    """The checkpoint is with the snapshot store and the machine runs on.
+
+    The machine stood still from `taken_at` for `pause_ms`; by then the log had come to `log_position`.
+    """
+
+    vm_id: VmId
+    host_id: HostId
+    session_id: SessionId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    fingerprint: str
+    pause_ms: float
+    log_position: int
+    taken_at: datetime
+    observed_at: datetime
+
+
+class VmCheckpointFailed(msgspec.Struct, frozen=True, kw_only=True, tag="vm-checkpoint-failed.v1"):
+    """The checkpoint could not be made or registered; the machine runs on."""
+
+    vm_id: VmId
+    host_id: HostId
+    session_id: SessionId
+    incarnation: int
+    checkpoint_id: CheckpointId
+    code: str
+    detail: str
+    retryable: bool
+    observed_at: datetime
+
+
 class VmStopped(msgspec.Struct, frozen=True, kw_only=True, tag="vm-stopped.v1"):
     """The machine is gone without a checkpoint; `expected` when it was asked for.
 
@@ -249,6 +316,9 @@ VmEvent = (
     | VmSuspendStarted
     | VmSuspended
     | VmSuspendFailed
+    | VmCheckpointStarted
+    | VmCheckpointed
+    | VmCheckpointFailed
     | VmStopped
     | VmReleased
     | VmQuarantined

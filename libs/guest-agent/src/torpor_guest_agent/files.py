@@ -19,7 +19,7 @@ KINDS: Final = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "
 
 
 def read(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """At most `length` bytes from `offset` on, and the file's size."""
+    """At most `length` bytes from `offset` on, and what the file is now."""
     length = min(int(request.get("length", BODY_BYTES_MAX)), BODY_BYTES_MAX)
     # Without O_NONBLOCK a named pipe would hold the whole agent up.
     descriptor = os.open(path_of(request), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -27,7 +27,8 @@ def read(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise Refused("not-a-file", f"{request['path']!r} is no regular file")
-        return {"size": found.st_size}, os.pread(descriptor, length, int(request.get("offset", 0)))
+        now = {"size": found.st_size, "modified_ns": found.st_mtime_ns}
+        return now, os.pread(descriptor, length, int(request.get("offset", 0)))
     finally:
         os.close(descriptor)
 
@@ -49,6 +50,9 @@ def write(request: dict[str, Any], data: bytes) -> dict[str, Any]:
         )
     except FileNotFoundError:
         raise Refused("upload-unknown", f"the first piece of {request['path']!r} is not here: begin again") from None
+    if os.fstat(descriptor).st_size < offset:
+        os.close(descriptor)
+        raise Refused("upload-unknown", f"pieces of {request['path']!r} before {offset} are missing: begin again")
     try:
         view = memoryview(data)
         while view:

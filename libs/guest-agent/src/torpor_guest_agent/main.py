@@ -56,7 +56,9 @@ class Agent:
         programs = self._programs
         return {
             "exec": programs.start,
-            "stdin": lambda r, body: programs.feed(r["exec_id"], body, ends=bool(r.get("ends", False))),
+            "stdin": lambda r, body: programs.feed(
+                r["exec_id"], body, ends=bool(r.get("ends", False)), offset=r.get("offset")
+            ),
             "signal": lambda r, _: programs.kill(r["exec_id"], int(r["signal"]), group=bool(r.get("group", True))),
             "resize": lambda r, _: programs.resize(r["exec_id"], int(r["rows"]), int(r["columns"])),
             "confirm": lambda r, _: programs.confirm(r["exec_id"], int(r["offset"])),

@@ -31,6 +31,7 @@ class Program:
         self.stdin_waiting: deque[bytes] = deque()
         self.stdin_waiting_bytes = 0
         self.stdin_ends = False
+        self.fed = 0
         self.offset = 0
         self.unconfirmed: deque[tuple[int, str, bytes]] = deque()
         self.unconfirmed_bytes = 0

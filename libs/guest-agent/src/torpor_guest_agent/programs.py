@@ -62,15 +62,23 @@ class Programs:
             self._feed(program, stdin, ends=not stays_open)
         return {"pid": pid}
 
-    def feed(self, exec_id: str, data: bytes, *, ends: bool) -> dict[str, Any]:
-        """Give a program input; `ends` closes it after that. Answers how much it has not read yet."""
+    def feed(self, exec_id: str, data: bytes, *, ends: bool, offset: int | None = None) -> dict[str, Any]:
+        """Give a program input; `ends` closes it after that. Answers how much it has not read yet.
+
+        `offset` counts the bytes fed before: what was fed already is not fed again.
+        """
         program = self._get(exec_id)
+        known = 0 if offset is None else program.fed - offset
+        if known < 0:
+            raise Refused("stdin-gap", f"{exec_id} was given {program.fed} bytes, not {offset}")
+        data = data[known:]
         if data and program.stdin is None:
             raise Refused("stdin-closed", f"{exec_id} takes no more input")
         if program.stdin_waiting_bytes + len(data) > STDIN_BYTES_MAX:
             raise Refused("stdin-full", f"{exec_id} has {program.stdin_waiting_bytes} bytes to read still")
         self._feed(program, data, ends=ends)
-        return {"waiting_bytes": program.stdin_waiting_bytes}
+        program.fed += len(data)
+        return {"waiting_bytes": program.stdin_waiting_bytes, "offset": program.fed}
 
     def kill(self, exec_id: str, number: int, *, group: bool = True) -> None:
         """Send a signal to the program and, by default, to all of its process group."""

@@ -199,6 +199,8 @@ class Edge:
             await messages.observations(observation)
         for query in service.queries:
             await messages.queries(query)
+        for guest in service.guests:
+            await messages.guests(guest)
 
     def _follow(self, service: Service, ports: ServicePorts) -> Sequence[tuple[str, Any]]:
         """What must run so that the service's projections and reactors do."""

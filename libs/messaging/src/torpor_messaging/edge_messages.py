@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -25,13 +26,17 @@ from torpor_messaging.nats_delivery import NatsDelivery
 from torpor_messaging.nats_link import Identity, Link, read_seed, servers_of
 from torpor_messaging.policy import ConsumerPolicy, Limits
 from torpor_messaging.ports import Clock, Delivery
-from torpor_messaging.service import CommandRoute, ObservationRoute, QueryRoute, TimerRoute
+from torpor_messaging.service import CommandRoute, GuestRoute, ObservationRoute, QueryRoute, TimerRoute
 from torpor_messaging.streams import COMMANDS, TIMERS
 
 TIMER_ACK_WAIT_S: Final = 5.0
 TIMERS_PARALLEL_MAX: Final = 64
 QUERIES_PARALLEL_MAX: Final = 64
 QUERY_BYTES_MAX: Final = 64 * 1024
+GUESTS_PARALLEL_MAX: Final = 256
+"""Requests to machines at once: many of them only wait for something to happen."""
+GUESTS_HELD_MAX: Final = 256
+"""Requests that wait for their turn; more are dropped, and asked again by whoever gets no answer."""
 OBSERVATIONS_HELD_MAX: Final = 4096
 """Observations that wait for their handler; more are dropped, as nobody promised to keep them."""
 
@@ -149,13 +154,32 @@ class MessageEdge:
         async def answer(message: Msg) -> None:
             if not message.reply.startswith(_ANSWERED_TO):
                 return
-            answer = await self._answer(route, message)
+            answer = await self._refusing(message.subject, partial(self._answer, route, message))
             await self._guarded(message.subject, lambda: self.link.publish(message.reply, answer))
 
         subscriber = self.broker.subscriber(
             subjects.query_filter(route.service, route.type),
             queue=self.service,
             max_workers=QUERIES_PARALLEL_MAX,
+            no_reply=True,
+        )
+        subscriber(answer)
+        await self._start(subscriber)
+        self._others.append(subscriber)
+
+    async def guests(self, route: GuestRoute) -> None:
+        """Answer what is asked of a host's machines; one process is the host."""
+
+        async def answer(message: Msg) -> None:
+            if not message.reply.startswith(_ANSWERED_TO):
+                return
+            answer = await self._refusing(message.subject, partial(self._guest_answer, route, message))
+            await self._guarded(message.subject, lambda: self.link.publish(message.reply, answer))
+
+        subscriber = self.broker.subscriber(
+            subjects.guest_filter(route.host_id),
+            max_workers=GUESTS_PARALLEL_MAX,
+            pending_msgs_limit=GUESTS_HELD_MAX,
             no_reply=True,
         )
         subscriber(answer)
@@ -246,10 +270,18 @@ class MessageEdge:
         await subscriber.start()
 
     async def _answer(self, route: QueryRoute, message: Msg) -> bytes:
+        asked = subjects.parse_query(message.subject)
+        answer = await route.handle(asked.tenant_id, asked.target, _parameters(message.data))
+        return msgspec.json.encode(answer)
+
+    async def _guest_answer(self, route: GuestRoute, message: Msg) -> bytes:
+        asked = subjects.parse_guest(message.subject)
+        return await route.handle(asked.tenant_id, asked.type, asked.session_id, message.data)
+
+    async def _refusing(self, subject: str, work: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The answer, or the refusal that says why there is none."""
         try:
-            asked = subjects.parse_query(message.subject)
-            answer = await route.handle(asked.tenant_id, asked.target, _parameters(message.data))
-            return msgspec.json.encode(answer)
+            return await work()
         except Rejected as refused:
             refusal = Refusal(code=refused.code, message=refused.message, advice=refused.advice)
         except Transient as error:
@@ -260,8 +292,8 @@ class MessageEdge:
             self.die(error)
             raise
         except Exception as error:  # noqa: BLE001  (who asked is told of a bug; nobody else suffers from it)
-            self._failed(route.type)
-            _log.exception("query %s failed", message.subject)
+            self._failed(subject.split(".")[3])
+            _log.exception("%s failed", subject)
             refusal = Refusal(
                 code="internal-error", message=f"{type(error).__name__}: {error}", advice="see the service's log"
             )

@@ -117,7 +117,7 @@ def render_users(public_keys: Mapping[str, str], tenants: Sequence[str]) -> str:
 _STREAMED: Final = ("evt.{}.>", "out.{}.>", "_INBOX.{}.>")
 """What a tenant hears of our account: events, output, and replies to its commands."""
 
-_SERVED: Final = ("cmd.{}.>", "qry.{}.>")
+_SERVED: Final = ("cmd.{}.>", "qry.{}.>", "guest.{}.>")
 _API: Final = ("$JS.API.>", "$JS.ACK.>", "$JS.FC.>")
 """Reached by every tenant's account, and fenced by its user's permissions.
 

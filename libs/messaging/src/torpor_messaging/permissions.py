@@ -65,6 +65,7 @@ _SENDS: Final = {
 
 _HEARS: Final = {
     "scheduler": ("obs.>",),
+    "vm-host": ("guest.>",),
     "reaper": ("obs.>",),
     "log-relay": ("hint.>",),
 }
@@ -128,7 +129,7 @@ def of_tenant(tenant_id: str, *, alone: bool) -> Grants:
     """
     check_tenant(tenant_id)
     names = ["*"] if alone else [f"{tenant_id}-{number}" for number in range(1, OWN_CONSUMERS_MAX + 1)]
-    publish = [f"cmd.{tenant_id}.scheduler.*.*", f"qry.{tenant_id}.>", "$JS.API.STREAM.NAMES"]
+    publish = [f"cmd.{tenant_id}.scheduler.*.*", f"qry.{tenant_id}.>", f"guest.{tenant_id}.>", "$JS.API.STREAM.NAMES"]
     for stream, subject in (("EVENTS", f"evt.{tenant_id}.>"), ("OUTPUT", f"out.{tenant_id}.>")):
         publish += [
             f"{_CONSUMER_API}.CREATE.{stream}.*.{subject}",

@@ -73,6 +73,17 @@ class QueryRoute:
 
 
 @dataclass(frozen=True)
+class GuestRoute:
+    """What is asked of the machines of one host: (tenant, type, session, message) -> the answer's message.
+
+    See `torpor_contracts.guest`; raises `Rejected` or `Transient` to refuse.
+    """
+
+    host_id: str
+    handle: Callable[[TenantId, str, str, bytes], Awaitable[bytes]]
+
+
+@dataclass(frozen=True)
 class ReactorRoute:
     """Reacts to events of these types, in order per stream, at least once; its commands carry deterministic ids."""
 
@@ -104,6 +115,7 @@ class Service:
     timers: Sequence[TimerRoute] = ()
     observations: Sequence[ObservationRoute] = ()
     queries: Sequence[QueryRoute] = ()
+    guests: Sequence[GuestRoute] = ()
     projections: Sequence[Projection] = ()
     reactors: Sequence[ReactorRoute] = ()
     background: Sequence[BackgroundRoute] = ()

@@ -7,6 +7,7 @@
 `dead.<consumer>`                          what could not be handled, stored in `DEAD`
 `head.log`                                 signed heads, stored in `HEADS`
 `qry.<tenant>.<service>.<type>.<target>`   a question, answered at once and never stored; target `-` when there is none
+`guest.<tenant>.<host id>.<type>.<session>`   a request to a session's machine, answered at once and never stored
 `obs.<tenant>.<service>.<type>.<id>`       an observation, never stored
 `hint.log`                                 something was committed to the log; never stored
 
@@ -63,6 +64,15 @@ class QuerySubject(NamedTuple):
     service: str
     type: str
     target: str
+
+
+class GuestSubject(NamedTuple):
+    """`guest.<tenant>.<host id>.<type>.<session>`."""
+
+    tenant_id: TenantId
+    host_id: str
+    type: str
+    session_id: str
 
 
 class ObservationSubject(NamedTuple):
@@ -171,6 +181,23 @@ def parse_query(subject: str) -> QuerySubject:
     form = "qry.<tenant>.<service>.<type>.<target or ->"
     tenant_id, service, type_ = _split(head, "qry", least=4, most=4, form=form)
     return QuerySubject(TenantId(tenant_id), service, type_, target if target == NO_TARGET else _checked(target))
+
+
+def guest(tenant_id: str, host_id: str, type_: str, session_id: str) -> str:
+    """Where something is asked of a session's machine."""
+    return _join("guest", tenant_id, host_id, type_, session_id)
+
+
+def guest_filter(host_id: str) -> str:
+    """The filter of a host: what is asked of its machines, by any tenant."""
+    return f"guest.*.{_checked(host_id)}.*.*"
+
+
+def parse_guest(subject: str) -> GuestSubject:
+    """The parts of a subject on which something is asked of a machine."""
+    form = "guest.<tenant>.<host id>.<type>.<session>"
+    tenant_id, host_id, type_, session_id = _split(subject, "guest", least=5, most=5, form=form)
+    return GuestSubject(TenantId(tenant_id), host_id, type_, session_id)
 
 
 def observation(tenant_id: str, service: str, type_or_tag: str, id_: str) -> str:

@@ -10,6 +10,7 @@ from torpor_contracts.session import (
     SessionStarted,
     VmStartRequested,
 )
+from torpor_contracts.session_branches import ExecContinued
 from torpor_contracts.vm import VmClaimed, VmExecStarted, VmReleased, VmStarted, VmStopped, VmSuspended
 from torpor_eventlog.canonical import NO_DIGEST, row_digest
 from torpor_eventlog.merkle import Frontier
@@ -91,16 +92,21 @@ def one_running(history: History) -> Iterator[Violation]:
 
 
 def programs(history: History) -> Iterator[Violation]:
-    """A program is asked for before it ends, ends once, and is started at most once in any machine."""
-    asked = {(row.stream, event.exec_id) for row, event in history.of(ExecRequested)}
-    ended: set[tuple[str, str]] = set()
-    for row, event in history.of(ExecEnded):
-        key = (row.stream, event.exec_id)
-        if key not in asked:
-            yield Violation("programs", f"{key} ended and was never asked for")
-        if key in ended:
-            yield Violation("programs", f"{key} ended twice")
-        ended.add(key)
+    """A program is asked for or came along before it ends, ends once each time, and is started in one machine."""
+    for stream, entries in history.streams.items():
+        in_flight: set[str] = set()
+        for entry in entries:
+            match entry.event:
+                case ExecRequested() | ExecContinued() as came:
+                    if came.exec_id in in_flight:
+                        yield Violation("programs", f"{stream}/{came.exec_id} is in flight twice")
+                    in_flight.add(came.exec_id)
+                case ExecEnded() as ended:
+                    if ended.exec_id not in in_flight:
+                        yield Violation("programs", f"{stream}/{ended.exec_id} ended and was not in flight")
+                    in_flight.discard(ended.exec_id)
+                case _:
+                    pass
     started: set[tuple[str, str]] = set()
     for _, begun in history.of(VmExecStarted):
         key = (begun.session_id, begun.exec_id)

@@ -8,7 +8,8 @@ import msgspec
 from torpor_contracts.checkpoint import CheckpointRecorded
 from torpor_contracts.host import HostLost
 from torpor_contracts.ids import CheckpointId
-from torpor_contracts.session import ExecEnded, SessionLost, SessionRecovered
+from torpor_contracts.session import ExecEnded, SessionLost, SessionRecovered, SessionSuspended
+from torpor_contracts.session_branches import RollbackRequested, SessionCheckpointed
 from torpor_scheduler.domain.session import Phase, Session
 from torpor_simulation.history import History, Violation
 from torpor_simulation.sessions import STABLE
@@ -80,7 +81,7 @@ def restorable(world: "World", history: History) -> Iterator[Violation]:
         recorded = manifests.get(checkpoint.checkpoint_id)
         if recorded is None:
             yield Violation("restorable", f"{session_id} rests on {checkpoint.checkpoint_id}, which nobody recorded")
-        elif any(_content(world, recorded, part.kind) is None for part in recorded.manifest.parts):
+        elif any(content_of(world, recorded, part.kind) is None for part in recorded.manifest.parts):
             yield Violation("restorable", f"{session_id} rests on {checkpoint.checkpoint_id}, whose parts are gone")
 
 
@@ -104,16 +105,26 @@ def _must_have_left_a_note(history: History, life: SessionLife) -> list[str]:
     """Programs that exited, but for those whose effect was lost with their machine."""
     kept: dict[str, ExecEnded] = {}
     before_loss: dict[str, ExecEnded] = {}
+    running_on = False
     for entry in history.streams.get(life.session_id, ()):
         event = entry.event
         match event:
             case ExecEnded() if event.outcome == "exited" and event.exec_id in life.noted:
                 kept[event.exec_id] = event
+            case SessionLost() if running_on:
+                # When a host's clock is off, moments say too little; what a checkpoint holds is checked by positions.
+                before_loss, kept = dict(kept), {}
             case SessionLost():
                 before_loss = dict(kept)
                 kept = {exec_id: end for exec_id, end in kept.items() if end.observed_at <= event.lost_since}
             case SessionRecovered():
                 kept = {**before_loss, **kept}
+            case SessionCheckpointed():
+                running_on = True
+            case SessionSuspended():
+                running_on = False
+            case RollbackRequested():
+                kept, before_loss = {}, {}
             case _:
                 pass
     return list(kept)
@@ -127,13 +138,14 @@ def _notes(world: "World", history: History, session: Session) -> str | None:
         return None if machine is None else machine.files.get(NOTES, b"").decode()
     if session.phase is Phase.SUSPENDED and session.checkpoint is not None:
         recorded = _manifests(history).get(session.checkpoint.checkpoint_id)
-        disk = None if recorded is None else _content(world, recorded, "disk")
+        disk = None if recorded is None else content_of(world, recorded, "disk")
         if disk is not None:
             return msgspec.json.decode(disk, type=Disk).files.get(NOTES, b"").decode()
     return None
 
 
-def _content(world: "World", recorded: CheckpointRecorded, kind: str) -> bytes | None:
+def content_of(world: "World", recorded: CheckpointRecorded, kind: str) -> bytes | None:
+    """A part of a checkpoint as the chunk store has it, or None."""
     return world.chunks.content(recorded.tenant_id, recorded.manifest.packs[0].address, kind)
 
 

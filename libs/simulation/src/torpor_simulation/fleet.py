@@ -72,7 +72,7 @@ VM_HOST: Final = VmHostSettings.model_validate(
 )
 LOG_RELAY: Final = LogRelaySettings.model_validate({"data_dir": ".", "poll_s": 4.0, "sign_every_s": 15.0})
 SNAPSHOT_STORE: Final = SnapshotStoreSettings(finish_every_s=6.0, sweep_every_s=5.0, sweep_grace_s=40.0)
-CAPACITY: Final = HostCapacity(vcpus=3, memory_mib=1024, disk_mib=4096, vms_max=3)
+CAPACITY: Final = HostCapacity(vcpus=6, memory_mib=1024, disk_mib=4096, vms_max=6)
 BILLING: Final = BillingSettings()
 REAPER: Final = ReaperSettings(grace_s=6.0, notice_s=3.0, backoff_s=4.0, backoff_s_max=16.0, deadline_s=200.0)
 

@@ -22,7 +22,17 @@ from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
 from torpor_vm_host.adapters.simulated.machine import Machine
 from torpor_vm_host.adapters.simulated.stores import MemoryMachines
 from torpor_vm_host.adapters.workspace import DirectoryWorkspace
-from torpor_vm_host.ports import CheckpointFiles, DriverError, ExecOutcome, OnOutput, PartFile, VmSpec
+from torpor_vm_host.ports import (
+    CheckpointFiles,
+    DriverError,
+    ExecOutcome,
+    LiveCheckpoint,
+    OnOutput,
+    OnPause,
+    PartFile,
+    TakenCheckpoint,
+    VmSpec,
+)
 
 T = TypeVar("T")
 
@@ -187,6 +197,20 @@ class FaultyDriver(SimulatedDriver):
         self._strike("driver.checkpointed")
         return parts
 
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
+        """Capture the machine while it runs, or fail before or after that, or die while it stands still."""
+
+        async def struck() -> None:
+            self._strike("driver.paused")
+            await at_pause()
+
+        self._strike("driver.checkpoint-live")
+        self._fail("checkpoint-failed", self._faults.checkpoint_failed / 2)
+        live = await super().checkpoint_live(vm_id, directory, struck)
+        self._fail("checkpoint-failed", self._faults.checkpoint_failed / 2)
+        self._strike("driver.captured")
+        return live
+
     async def destroy(self, vm_id: VmId) -> None:
         """End the machine."""
         self._strike("driver.destroy")
@@ -246,6 +270,11 @@ class HostWorkspace(DirectoryWorkspace):
         """See `Workspace.write_manifest`."""
         self._process.check()
         await super().write_manifest(vm_id, checkpoint_id, manifest)
+
+    async def write_taken(self, vm_id: VmId, checkpoint_id: CheckpointId, taken: TakenCheckpoint) -> None:
+        """See `Workspace.write_taken`."""
+        self._process.check()
+        await super().write_taken(vm_id, checkpoint_id, taken)
 
     async def remaining(self, resources: Sequence[ResourceRef]) -> list[ResourceRef]:
         """See `Workspace.remaining`."""

@@ -10,10 +10,13 @@ from torpor_contracts.session import (
     SessionEvent,
     SessionRecovered,
     SessionRequested,
+    SessionSuspended,
     SuspendFailed,
     SuspendRequested,
+    SuspendWithdrawn,
     TerminateRequested,
 )
+from torpor_contracts.session_branches import RollbackRequested
 from torpor_scheduler.domain.folding import evolve
 from torpor_scheduler.domain.session import INITIAL, Phase, Session
 from torpor_simulation.history import Violation
@@ -30,6 +33,7 @@ class Sessions:
         self._violated = violated
         self.folded: dict[str, Session] = {}
         self.wanted: dict[str, Phase] = {}
+        self._suspends: dict[str, str] = {}
 
     def committed(self, stream: str, event: Any) -> None:
         """Take in one event of the log."""
@@ -42,7 +46,13 @@ class Sessions:
         match event:
             case SessionRequested() | ResumeRequested() | ResumeDeferred() | SuspendFailed() | SessionRecovered():
                 self.wanted[stream] = Phase.RUNNING
+            case SuspendWithdrawn() | RollbackRequested():
+                self.wanted[stream] = Phase.RUNNING
             case SuspendRequested():
+                self.wanted[stream] = Phase.SUSPENDED
+                self._suspends[stream] = event.checkpoint_id
+            case SessionSuspended() if self._suspends.get(stream) == event.checkpoint_id:
+                # What was given up meanwhile and happened all the same: asked for it was.
                 self.wanted[stream] = Phase.SUSPENDED
             case TerminateRequested():
                 self.wanted[stream] = Phase.TERMINATED

@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 from torpor_billing.projections import METERS
-from torpor_simulation import checks_answers, checks_billing, checks_log, checks_rest
+from torpor_simulation import checks_answers, checks_billing, checks_branches, checks_log, checks_rest
+from torpor_simulation.checks_content import notes_where_they_belong
 from torpor_simulation.checks_views import rows_of, views_refold
 from torpor_simulation.history import History, Violation
 from torpor_simulation.rest import running_machines
+from torpor_simulation.workload import all_noted
 
 if TYPE_CHECKING:
     from torpor_simulation.world import World
@@ -23,11 +25,17 @@ async def judge(world: "World") -> list[Violation]:
         *checks_log.one_running(history),
         *checks_log.programs(history),
         *checks_log.claims(history),
+        *checks_branches.forks_whole(history),
+        *checks_branches.begins_where_forked(history),
+        *checks_branches.one_at_a_time(history),
+        *checks_branches.checkpoints_true(history),
+        *checks_branches.rollbacks_end(history),
         *checks_rest.as_asked(world),
         *checks_rest.machines_as_said(world),
         *checks_rest.lost_hosts(world, history),
         *checks_rest.restorable(world, history),
         *checks_rest.notes_kept(world, history, world.lives),
+        *notes_where_they_belong(world, history, all_noted(world.lives)),
         *checks_answers.answers(world.ledger, history, world.broker.copies),
         *checks_answers.dead_letters(world.broker),
         *checks_rest.woken(world, history),

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torpor_contracts.ids import ExecId
+from torpor_contracts.ids import CheckpointId, ExecId, SessionId
 from torpor_contracts.replies import Reply
 from torpor_contracts.session import (
     CreateSession,
@@ -17,6 +18,7 @@ from torpor_contracts.session import (
     SuspendSession,
     TerminateSession,
 )
+from torpor_contracts.session_branches import CheckpointSession, ForkSession, RollbackSession
 from torpor_messaging.ports import Clock
 from torpor_simulation.clients import Client
 
@@ -28,10 +30,26 @@ NOTES: Final = "/root/notes"
 
 @dataclass
 class SessionLife:
-    """One session as its client knows it. `noted`: exec id -> the word that this program appended to the notes."""
+    """One session as its client knows it, and those it has asked to be forked from it.
+
+    `noted`: exec id -> the word that this program appended to the notes. `checkpoints` are those it has asked for.
+    """
 
     session_id: str
     noted: dict[str, str] = field(default_factory=dict)
+    checkpoints: list[CheckpointId] = field(default_factory=list)
+    forks: list["SessionLife"] = field(default_factory=list)
+
+    def family(self) -> Iterator["SessionLife"]:
+        """The session, its forks, and theirs."""
+        yield self
+        for fork in self.forks:
+            yield from fork.family()
+
+
+def all_noted(lives: Sequence[SessionLife]) -> dict[str, str]:
+    """What all programs of these sessions and their forks were to note."""
+    return {exec_id: word for life in lives for one in life.family() for exec_id, word in one.noted.items()}
 
 
 class Workload:
@@ -69,7 +87,12 @@ class Workload:
         return await self._ask(life, ResumeSession())
 
     async def last_program(self, life: SessionLife) -> ExecId | None:
-        """Give the session a last thing to do; None when it takes none any more."""
+        """Give the session a last thing to do; None when it takes none any more.
+
+        All forks but the first are ended before, so that there is room.
+        """
+        for fork in [one for one in life.family() if one not in (life, *life.forks[:1])]:
+            await self._ask(fork, TerminateSession(reason="enough"))
         command = self._program(life, "")
         reply = await self._ask(life, command)
         return command.exec_id if reply is not None and reply.receipt is not None else None
@@ -83,10 +106,32 @@ class Workload:
         return ExecSession(exec_id=exec_id, program=ExecSpec(argv=["sh", "-c", script], timeout_s=EXEC_TIMEOUT_S))
 
     async def _act(self, life: SessionLife) -> None:
-        await self._random.choices(
-            (self.note, self._suspend, self.resume, self._burst, self._stale, self._terminate),
-            weights=(50, 22, 22, 6, 4, 2),
-        )[0](life)
+        acts = (self.note, self._suspend, self.resume, self._checkpoint, self._fork, self._roll_back, self._burst)
+        weights = (50, 18, 18, 12, 7, 7, 6, 4, 2)
+        chosen = self._random.choices((*acts, self._stale, self._terminate), weights=weights)[0]
+        forked = bool(life.forks) and self._random.random() < 0.4  # noqa: PLR2004  (so many acts are a fork's)
+        await chosen(self._random.choice(life.forks) if forked else life)
+
+    async def _checkpoint(self, life: SessionLife) -> Reply | None:
+        checkpoint_id = CheckpointId(f"ckp-{life.session_id}-{len(life.checkpoints) + 1}")
+        life.checkpoints.append(checkpoint_id)
+        return await self._ask(life, CheckpointSession(checkpoint_id=checkpoint_id))
+
+    async def _fork(self, life: SessionLife) -> Reply | None:
+        """Fork the session into one or two; from a checkpoint of it, or however it likes."""
+        wanted = [
+            SessionLife(f"{life.session_id}-f{len(life.forks) + number + 1}")
+            for number in range(self._random.choice((1, 1, 2)))
+        ]
+        named = self._random.choice([None, None, *life.checkpoints])
+        life.forks += wanted
+        command = ForkSession(session_ids=[SessionId(one.session_id) for one in wanted], checkpoint_id=named)
+        return await self._ask(life, command)
+
+    async def _roll_back(self, life: SessionLife) -> Reply | None:
+        if not life.checkpoints:
+            return await self._checkpoint(life)
+        return await self._ask(life, RollbackSession(checkpoint_id=self._random.choice(life.checkpoints)))
 
     async def _burst(self, life: SessionLife) -> None:
         """Ask for several things at once, some of which exclude each other."""

@@ -14,7 +14,7 @@ from torpor_contracts.ids import VmId
 from torpor_contracts.session import VmStartRequested
 from torpor_eventlog.views_port import ViewStore
 from torpor_messaging.ports import Clock
-from torpor_scheduler.domain.placement import HostOffer
+from torpor_scheduler.domain.placement import HostOffer, taken
 from torpor_scheduler.projections import HOSTS, Views, offer_of
 
 REFRESH_S: Final = 0.1
@@ -76,13 +76,7 @@ class Fleet:
         for placed in self._placed.values():
             offer, spec = left.get(placed.event.host_id), placed.event.machine
             if offer is not None:
-                left[offer.host_id] = replace(
-                    offer,
-                    vcpus_free=offer.vcpus_free - spec.vcpus,
-                    memory_mib_free=offer.memory_mib_free - spec.memory_mib,
-                    disk_mib_free=offer.disk_mib_free - spec.disk_mib,
-                    vms_free=offer.vms_free - 1,
-                )
+                left[offer.host_id] = taken(offer, spec)
         return tuple(left.values())
 
     def claim(self, event: VmStartRequested) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from torpor_contracts.ids import HostId, SessionId, VmId
 from torpor_contracts.session import ExecRequested
-from torpor_contracts.vm import ExecVm, StartVm, StopVm, SuspendVm, VmCommand
+from torpor_contracts.vm import CheckpointVm, ExecVm, StartVm, StopVm, SuspendVm, VmCommand
 from torpor_eventlog.codec import decode_event
 from torpor_eventlog.port import EventLog
 from torpor_scheduler.domain.session import Machine, Phase, Session
@@ -43,17 +43,36 @@ def pending_order(session: Session) -> Order | None:
                 deadline_at=machine.deadline_at,
             )
         case Phase.SUSPENDING if session.suspending is not None:
+            suspending = session.suspending
             command = SuspendVm(
                 session_id=session.session_id,
                 incarnation=machine.incarnation,
-                checkpoint_id=session.suspending.checkpoint_id,
-                parent_id=machine.checkpoint_id,
-                deadline_at=session.suspending.deadline_at,
+                checkpoint_id=suspending.checkpoint_id,
+                parent_id=suspending.parent_id,
+                deadline_at=suspending.deadline_at,
+                idle_s=session.idle_after_s if suspending.cause == "idle" else None,
             )
         case Phase.TERMINATING:
             return stop_order(session.session_id, machine, "the session is terminated")
+        case Phase.ROLLING_BACK:
+            return stop_order(session.session_id, machine, "the session goes back to an earlier checkpoint")
         case _:
             return None
+    return Order(host_id=machine.host_id, vm_id=machine.vm_id, command=command)
+
+
+def checkpoint_order(session: Session) -> Order | None:
+    """The checkpoint that the host of a running machine still has to take; None when the next try is not due."""
+    machine, pending = session.machine, session.checkpointing
+    if machine is None or pending is None or pending.retry_at is not None or session.phase is not Phase.RUNNING:
+        return None
+    command = CheckpointVm(
+        session_id=session.session_id,
+        incarnation=machine.incarnation,
+        checkpoint_id=pending.checkpoint_id,
+        parent_id=pending.parent_id,
+        deadline_at=pending.deadline_at,
+    )
     return Order(host_id=machine.host_id, vm_id=machine.vm_id, command=command)
 
 

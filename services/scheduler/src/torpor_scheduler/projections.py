@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from torpor_contracts.host import HostEvent, HostRegistered
 from torpor_contracts.session import ExecEnded, ExecRequested, ExecStarted, SessionEvent
+from torpor_contracts.session_branches import ExecContinued
 from torpor_contracts.session_reports import TimerKind
 from torpor_eventlog.port import Recorded
 from torpor_eventlog.views_port import Table, WritableRows
@@ -28,7 +29,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session. `step_*` are of its last event that was not about a program, `position` of its last event.
 
     `waits_us`: since when a running machine owes the start of a program. `runs_us`: since when it owes any report of a
-    program. Both are None when there is nothing to wait for.
+    program or a checkpoint. Both are None when there is nothing to wait for.
     """
 
     session_id: str
@@ -163,19 +164,23 @@ async def _fold_session(rows: WritableRows, event: SessionEvent, recorded: Recor
         ),
     )
     await _set_timer(rows, after, recorded)
-    if isinstance(event, ExecRequested | ExecStarted | ExecEnded):
+    if isinstance(event, ExecRequested | ExecStarted | ExecEnded | ExecContinued):
         await _fold_exec(rows, event, after, recorded)
     if before.machine is None or after.machine is None or before.machine.host_id != after.machine.host_id:
         await _move_machine(rows, before.machine, after.machine, after)
 
 
 def _since_us(session: Session, *, waiting_only: bool) -> int | None:
-    """From when the present machine owes a report of the program that waits longest."""
+    """From when the present machine owes a report of what waits longest."""
     machine = session.machine
     if session.phase is not Phase.RUNNING or machine is None or machine.started_at is None:
         return None
     programs = unstarted(session) if waiting_only else session.execs
-    since = min((program.requested_at for program in programs), default=None)
+    asked = [program.requested_at for program in programs]
+    pending = session.checkpointing
+    if pending is not None and pending.retry_at is None and not waiting_only:
+        asked.append(pending.requested_at)
+    since = min(asked, default=None)
     return None if since is None else microseconds(max(since, machine.started_at))
 
 
@@ -199,7 +204,10 @@ async def _set_timer(rows: WritableRows, session: Session, recorded: Recorded) -
 
 
 async def _fold_exec(
-    rows: WritableRows, event: ExecRequested | ExecStarted | ExecEnded, session: Session, recorded: Recorded
+    rows: WritableRows,
+    event: ExecRequested | ExecStarted | ExecEnded | ExecContinued,
+    session: Session,
+    recorded: Recorded,
 ) -> None:
     key = exec_key(session.session_id, event.exec_id)
     row: ExecRow | None = await rows.get(EXECS, key)
@@ -212,6 +220,18 @@ async def _fold_exec(
                 tenant_id=session.tenant_id,
                 state="pending",
                 requested_at=event.requested_at,
+                position=recorded.position,
+            )
+        case ExecContinued():
+            row = ExecRow(
+                key=key,
+                session_id=session.session_id,
+                exec_id=event.exec_id,
+                tenant_id=session.tenant_id,
+                state="started",
+                requested_at=event.observed_at if row is None else row.requested_at,
+                started_at=event.observed_at,
+                incarnation=event.incarnation,
                 position=recorded.position,
             )
         case ExecStarted() if row is not None:

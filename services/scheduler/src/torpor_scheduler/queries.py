@@ -47,6 +47,7 @@ DESIRED: Final[Mapping[Phase, DesiredState]] = {
     Phase.SUSPENDING: "suspended",
     Phase.SUSPENDED: "suspended",
     Phase.RESUMING: "running",
+    Phase.ROLLING_BACK: "running",
     Phase.LOST: "running",
     Phase.FAILED: "running",
     Phase.TERMINATING: "terminated",
@@ -198,6 +199,8 @@ def session_view(row: SessionRow) -> SessionView:
         retries_at=None if starting is None else starting.retry_at,
         lost_since=None if session.lost is None else session.lost.since,
         problem=session.problem,
+        checkpointing_id=None if session.checkpointing is None else session.checkpointing.checkpoint_id,
+        lineage=session.lineage,
     )
 
 

@@ -18,9 +18,11 @@ from torpor_contracts.session import (
     SessionStartFailed,
     SuspendFailed,
     SuspendRequested,
+    SuspendWithdrawn,
     TerminateRequested,
     VmStartRequested,
 )
+from torpor_contracts.session_branches import CheckpointRequested, RollbackRequested
 from torpor_contracts.session_reports import TimerKind
 from torpor_contracts.vm import StartVm, StopVm, SuspendVm, VmStarted
 from torpor_eventlog.port import Recorded
@@ -29,9 +31,9 @@ from torpor_messaging.service_ports import ServicePorts
 from torpor_scheduler.domain.session import Phase, Session, unstarted
 from torpor_scheduler.domain.timers import timer_of
 from torpor_scheduler.evacuation import Evacuation
-from torpor_scheduler.orders import Order, exec_order, exec_orders, pending_order
+from torpor_scheduler.orders import Order, checkpoint_order, exec_order, exec_orders, pending_order
 from torpor_scheduler.projections import SESSION_EVENTS
-from torpor_scheduler.reporting import ENDS, REPORTED, OfProgram, Reported, report_of, told_by
+from torpor_scheduler.reporting import ENDS, REPORTED, OfCheckpoint, OfProgram, Reported, report_of, told_by
 from torpor_scheduler.sending import SERVICE, Sender
 from torpor_scheduler.streams import Streams
 from torpor_scheduler.timing import TIMER, TimerNote
@@ -81,11 +83,15 @@ class Reactor:
                 await self._ask(event.vm_id, SuspendVm, session, recorded)
             case TerminateRequested() if event.host_id is not None and event.vm_id is not None:
                 await self._stop(event.host_id, event.vm_id, event.incarnation, event.reason, recorded)
+            case RollbackRequested() if event.host_id is not None and event.vm_id is not None:
+                await self._stop(event.host_id, event.vm_id, event.incarnation, "its session goes back", recorded)
+            case CheckpointRequested():
+                await self._checkpoint(event, session, recorded)
             case SessionStartFailed() if event.code in UNHEARD:
                 await self._stop(event.host_id, event.vm_id, event.incarnation, event.code, recorded)
             case ExecRequested():
                 await self._dispatch(event, session, recorded)
-            case SessionStarted() | SessionResumed() | SessionRecovered() | SuspendFailed():
+            case SessionStarted() | SessionResumed() | SessionRecovered() | SuspendFailed() | SuspendWithdrawn():
                 await self._dispatch_waiting(event.incarnation, session, recorded)
             case _:
                 pass
@@ -99,6 +105,14 @@ class Reactor:
         current = session.machine is not None and session.machine.vm_id == vm_id
         order = pending_order(session) if current else None
         if order is not None and isinstance(order.command, wanted):
+            await self._order(order, recorded)
+
+    async def _checkpoint(self, event: CheckpointRequested, session: Session, recorded: Recorded) -> None:
+        """Ask for a checkpoint while this very try is waited for."""
+        order, pending = checkpoint_order(session), session.checkpointing
+        if order is None or pending is None:
+            return
+        if (pending.checkpoint_id, pending.attempt) == (event.checkpoint_id, event.attempt):
             await self._order(order, recorded)
 
     async def _stop(self, host_id: HostId, vm_id: VmId, incarnation: int, reason: str, recorded: Recorded) -> None:
@@ -141,21 +155,20 @@ class Reactor:
 
     async def _report(self, event: Reported, recorded: Recorded) -> None:
         if isinstance(event, ENDS):
-            await self._report_programs_again(event, recorded)
+            await self._report_again(event, recorded)
         session_id, report = report_of(event, recorded.position)
         command_id = f"{NAME}-{recorded.position}"
         await self._sender.to_session(TenantId(recorded.tenant_id), session_id, report, command_id, recorded)
         if isinstance(event, VmStarted):
             await self._stop_stray(event, recorded)
 
-    async def _report_programs_again(self, event: Reported, recorded: Recorded) -> None:
-        """What a machine said of programs that have not ended for their session: before its end, lest that be lost."""
+    async def _report_again(self, event: Reported, recorded: Recorded) -> None:
+        """What a machine said of what its session still waits for: before its end, lest that be lost."""
         session = await self._streams.session(event.session_id)
-        in_flight = set() if session is None else {program.exec_id for program in session.execs}
-        if not in_flight:
+        if session is None or not (session.execs or session.checkpointing):
             return
         for earlier, told in await told_by(self._log, event.vm_id):
-            if isinstance(told, OfProgram) and told.exec_id in in_flight and earlier.position < recorded.position:
+            if earlier.position < recorded.position and _waits_for(session, told):
                 session_id, report = report_of(told, earlier.position)
                 command_id = f"{NAME}-{earlier.position}-again"
                 await self._sender.to_session(TenantId(recorded.tenant_id), session_id, report, command_id, earlier)
@@ -169,6 +182,14 @@ class Reactor:
             session_id=event.session_id, incarnation=event.incarnation, reason="its session has gone on without it"
         )
         await self._order(Order(host_id=event.host_id, vm_id=event.vm_id, command=command), recorded, "-stray")
+
+
+def _waits_for(session: Session, told: Reported) -> bool:
+    """Whether the session has not been told yet, or may not have."""
+    if isinstance(told, OfProgram):
+        return any(program.exec_id == told.exec_id for program in session.execs)
+    pending = session.checkpointing
+    return isinstance(told, OfCheckpoint) and pending is not None and pending.checkpoint_id == told.checkpoint_id
 
 
 def _kept(session: Session) -> set[VmId]:

@@ -12,11 +12,12 @@ from typing import Final
 from torpor_contracts.host import VmObservation
 from torpor_contracts.ids import TenantId, VmId
 from torpor_contracts.session_reports import ReportVmStarted, ReportVmStopped
+from torpor_contracts.vm import VmCheckpointed
 from torpor_eventlog.port import Recorded
 from torpor_messaging.service_ports import ServicePorts
 from torpor_scheduler.domain.host import HostPhase
 from torpor_scheduler.domain.session import Phase, unstarted
-from torpor_scheduler.orders import Order, exec_orders, pending_order
+from torpor_scheduler.orders import Order, checkpoint_order, exec_orders, pending_order
 from torpor_scheduler.paging import pages
 from torpor_scheduler.projections import HOSTS, SESSIONS, HostRow, SessionRow, microseconds
 from torpor_scheduler.reporting import ENDS, Reported, report_of, told_by
@@ -25,10 +26,10 @@ from torpor_scheduler.spacing import Spacing
 from torpor_scheduler.strays import Strays
 from torpor_scheduler.watch import HostWatch, Inventory
 
-OWED: Final = (Phase.STARTING, Phase.RESUMING, Phase.SUSPENDING, Phase.TERMINATING)
+OWED: Final = (Phase.STARTING, Phase.RESUMING, Phase.SUSPENDING, Phase.ROLLING_BACK, Phase.TERMINATING)
 """Phases in which a host owes the session a report."""
 
-RUNS: Final = (Phase.RUNNING, Phase.SUSPENDING, Phase.TERMINATING)
+RUNS: Final = (Phase.RUNNING, Phase.SUSPENDING, Phase.ROLLING_BACK, Phase.TERMINATING)
 """Phases in which the session's machine was seen running."""
 
 
@@ -48,7 +49,7 @@ class Reconciler:
     async def look(self) -> None:
         """One pass."""
         await self._ask_again()
-        await self._follow_programs()
+        await self._follow_running()
         async with aclosing(pages(self._views, HOSTS, {"phase": str(HostPhase.UP)})) as rows:
             async for host in rows:
                 await self._compare(host)
@@ -64,29 +65,38 @@ class Reconciler:
                     if order is not None and number is not None:
                         await self._order(row, order, f"again-{row.step_position}-{number}")
 
-    async def _follow_programs(self) -> None:
-        """Programs whose reports are overdue: look into the machine's stream, and ask again for what is not there."""
+    async def _follow_running(self) -> None:
+        """Programs and checkpoints whose reports are overdue: look into the machine's stream, or ask for them again."""
         async with aclosing(pages(self._views, SESSIONS, at_most=("runs_us", self._before_us()))) as rows:
             async for row in rows:
                 number = self._due("programs", row.session_id, row.position, row.runs_us or 0)
                 if number is not None:
-                    await self._follow_programs_of(row, number)
+                    await self._follow_machine_of(row, number)
 
-    async def _follow_programs_of(self, row: SessionRow, number: int) -> None:
+    async def _follow_machine_of(self, row: SessionRow, number: int) -> None:
         session = row.folded
         if session.machine is None:
             return
         told = await told_by(self._log, session.machine.vm_id)
         in_flight = {program.exec_id for program in session.execs}
         known = set()
+        waited_for, taken = session.checkpointing, False
         for recorded, event in told:
             exec_id = getattr(event, "exec_id", None)
             if exec_id in in_flight:
                 known.add(exec_id)
                 await self._report(row, event, recorded)
+            elif waited_for is not None and getattr(event, "checkpoint_id", None) == waited_for.checkpoint_id:
+                taken = taken or isinstance(event, VmCheckpointed)
+                # An earlier try may have failed under the same id.
+                if isinstance(event, VmCheckpointed) or recorded.position > row.step_position:
+                    await self._report(row, event, recorded)
         versions = {program.version for program in unstarted(session) if program.exec_id not in known}
         for version, order in await exec_orders(self._log, session, versions):
             await self._order(row, order, f"again-{row.step_position}-{version}-{number}")
+        wanted = checkpoint_order(session)
+        if wanted is not None and not taken:
+            await self._order(row, wanted, f"again-{row.step_position}-checkpoint-{number}")
 
     async def _compare(self, host: HostRow) -> None:
         """Compare a host's last two inventories with the sessions that are to be there."""

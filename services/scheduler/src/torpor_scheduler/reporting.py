@@ -6,6 +6,8 @@ from torpor_contracts.ids import SessionId, VmId
 from torpor_contracts.session_reports import (
     ReportExecEnded,
     ReportExecStarted,
+    ReportVmCheckpointed,
+    ReportVmCheckpointFailed,
     ReportVmStarted,
     ReportVmStartFailed,
     ReportVmStopped,
@@ -14,6 +16,8 @@ from torpor_contracts.session_reports import (
     SessionReport,
 )
 from torpor_contracts.vm import (
+    VmCheckpointed,
+    VmCheckpointFailed,
     VmExecContinued,
     VmExecEnded,
     VmExecStarted,
@@ -28,7 +32,8 @@ from torpor_eventlog.port import EventLog, Recorded
 
 OfMachine = VmStarted | VmStartFailed | VmSuspended | VmSuspendFailed | VmStopped
 OfProgram = VmExecStarted | VmExecContinued | VmExecEnded
-Reported = OfMachine | OfProgram
+OfCheckpoint = VmCheckpointed | VmCheckpointFailed
+Reported = OfMachine | OfProgram | OfCheckpoint
 REPORTED: Final[tuple[type[Any], ...]] = (
     VmStarted,
     VmStartFailed,
@@ -37,6 +42,8 @@ REPORTED: Final[tuple[type[Any], ...]] = (
     VmExecEnded,
     VmSuspended,
     VmSuspendFailed,
+    VmCheckpointed,
+    VmCheckpointFailed,
     VmStopped,
 )
 """The events of a machine that its session is told of."""
@@ -56,6 +63,8 @@ def report_of(event: Reported, position: int) -> Told:
     """The report that the event at `position` makes."""
     if isinstance(event, OfProgram):
         return Told(event.session_id, _of_program(event, position))
+    if isinstance(event, OfCheckpoint):
+        return Told(event.session_id, _of_checkpoint(event, position))
     return Told(event.session_id, _of_machine(event, position))
 
 
@@ -70,7 +79,11 @@ def _of_machine(event: OfMachine, position: int) -> SessionReport:
     match event:
         case VmStarted():
             return ReportVmStarted(
-                vm_id=vm_id, incarnation=incarnation, observed_at=event.observed_at, position=position
+                vm_id=vm_id,
+                incarnation=incarnation,
+                observed_at=event.observed_at,
+                position=position,
+                execs=event.execs,
             )
         case VmStartFailed():
             return ReportVmStartFailed(
@@ -106,6 +119,34 @@ def _of_machine(event: OfMachine, position: int) -> SessionReport:
                 expected=event.expected,
                 cause=event.cause,
                 observed_at=event.observed_at,
+                position=position,
+            )
+        case _ as never:
+            assert_never(never)
+
+
+def _of_checkpoint(event: OfCheckpoint, position: int) -> SessionReport:
+    match event:
+        case VmCheckpointed():
+            return ReportVmCheckpointed(
+                vm_id=event.vm_id,
+                incarnation=event.incarnation,
+                checkpoint_id=event.checkpoint_id,
+                fingerprint=event.fingerprint,
+                pause_ms=event.pause_ms,
+                log_position=event.log_position,
+                taken_at=event.taken_at,
+                observed_at=event.observed_at,
+                position=position,
+            )
+        case VmCheckpointFailed():
+            return ReportVmCheckpointFailed(
+                vm_id=event.vm_id,
+                incarnation=event.incarnation,
+                checkpoint_id=event.checkpoint_id,
+                code=event.code,
+                detail=event.detail,
+                retryable=event.retryable,
                 position=position,
             )
         case _ as never:

@@ -26,11 +26,16 @@ class SchedulerSettings(BaseSettings):
 
     start_timeout_s: float = Field(default=60.0, gt=0)
     suspend_timeout_s: float = Field(default=120.0, gt=0)
+    checkpoint_timeout_s: float = Field(default=120.0, gt=0)
     stop_timeout_s: float = Field(default=30.0, gt=0)
     placement_backoff_s_max: float = Field(default=15.0, gt=0)
     suspend_attempts_max: int = Field(default=8, ge=1)
     suspend_backoff_s: float = Field(default=30.0, gt=0)
     suspend_backoff_s_max: float = Field(default=900.0, gt=0)
+    checkpoint_attempts_max: int = Field(default=3, ge=1)
+    checkpoint_backoff_s: float = Field(default=1.0, gt=0)
+    checkpoint_backoff_s_max: float = Field(default=10.0, gt=0)
+    checkpoint_deadline_s: float = Field(default=300.0, gt=0)
 
     vcpus_max: int = Field(default=32, ge=1)
     memory_mib_max: int = Field(default=131_072, ge=16)
@@ -40,6 +45,7 @@ class SchedulerSettings(BaseSettings):
     execs_max: int = Field(default=64, ge=1)
     program_bytes_max: int = Field(default=262_144, ge=1)
     exec_timeout_s_max: float = Field(default=7 * 86_400.0, gt=0)
+    forks_max: int = Field(default=100, ge=1)
 
     def rules(self) -> Rules:
         """What decisions are made by."""
@@ -53,9 +59,11 @@ class SchedulerSettings(BaseSettings):
                 execs_max=self.execs_max,
                 program_bytes_max=self.program_bytes_max,
                 exec_timeout_s_max=self.exec_timeout_s_max,
+                forks_max=self.forks_max,
             ),
             start_timeout_s=self.start_timeout_s,
             suspend_timeout_s=self.suspend_timeout_s,
+            checkpoint_timeout_s=self.checkpoint_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             placement_backoff_s_max=self.placement_backoff_s_max,
             suspend_retry=RetryRule(
@@ -63,5 +71,11 @@ class SchedulerSettings(BaseSettings):
                 backoff_s=self.suspend_backoff_s,
                 backoff_s_max=self.suspend_backoff_s_max,
                 deadline_s=86_400.0,
+            ),
+            checkpoint_retry=RetryRule(
+                attempts_max=self.checkpoint_attempts_max,
+                backoff_s=self.checkpoint_backoff_s,
+                backoff_s_max=self.checkpoint_backoff_s_max,
+                deadline_s=self.checkpoint_deadline_s,
             ),
         )

@@ -4,7 +4,7 @@ All streams of the log share one name space, and clients choose the ids of sessi
 belong to another service. That is an answer, not a violated invariant.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -74,10 +74,24 @@ class Streams:
         return None if isinstance(state, Foreign) or state.phase is HostPhase.ABSENT else state
 
     async def decide_session(
-        self, cause: Cause, session_id: SessionId, decide: Callable[[Session], Sequence[msgspec.Struct]]
+        self,
+        cause: Cause,
+        session_id: SessionId,
+        others: Sequence[SessionId],
+        decide: Callable[[Session, Mapping[SessionId, Session | None]], Sequence[tuple[str, msgspec.Struct]]],
+        given: Callable[[], Awaitable[Mapping[str, int]]],
     ) -> Receipt | None:
-        """Decide on a session; see `Decisions.execute`."""
-        return await self._sessions.execute(cause, session_id, lambda state: decide(_own(state, session_id)))
+        """Decide on a session and on others that are to be made; see `Decisions.execute_across`.
+
+        `decide` sees None for another whose id belongs to something that is no session.
+        """
+
+        def on_all(states: Mapping[str, Session | Foreign]) -> Sequence[tuple[str, msgspec.Struct]]:
+            found = {other: states[other] for other in others}
+            sessions = {other: None if isinstance(state, Foreign) else state for other, state in found.items()}
+            return decide(_own(states[session_id], session_id), sessions)
+
+        return await self._sessions.execute_across(cause, [session_id, *others], on_all, given=given)
 
     async def decide_host(
         self, cause: Cause, host_id: HostId, decide: Callable[[Host], Sequence[msgspec.Struct]]

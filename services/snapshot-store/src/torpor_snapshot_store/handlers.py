@@ -108,6 +108,7 @@ class Handlers:
         await self._check_stored(incoming.tenant_id, manifest)
         # Its own pack is all that no checkpoint can hold yet: the others are its parent's.
         own = manifest.packs[0]
+        rests = await self._rests(manifest)
         receipt = await self._decisions.execute_across(
             incoming,
             [checkpoint_id, *([manifest.parent_id] if manifest.parent_id else [])],
@@ -118,15 +119,24 @@ class Handlers:
                 manifest,
                 stored_bytes=own.size_bytes,
                 now=self._ports.clock.now(),
+                rests=rests,
             ),
         )
         return receipt or await self._first_receipt(incoming, checkpoint_id)
+
+    async def _rests(self, manifest: CheckpointManifest) -> bool:
+        """Whether the checkpoint's session rests on its parent although that is about to be freed."""
+        parent_id = manifest.parent_id
+        if parent_id is None:
+            return False
+        parent, _ = await self._decisions.fold(parent_id)
+        return isinstance(parent, Freeing) and manifest.session_id in await self._holders.sessions(parent_id)
 
     async def _free(self, incoming: Incoming, checkpoint_id: CheckpointId, command: FreeCheckpoint) -> Receipt | None:
         state, _ = await self._decisions.fold(checkpoint_id)
         domain.check_free(state, checkpoint_id, incoming.tenant_id)
         cause = incoming
-        if isinstance(state, Kept):
+        if not isinstance(state, Absent):
             # The operator may free a tenant's checkpoint; the event is the tenant's all the same.
             cause = msgspec.structs.replace(incoming, tenant_id=state.tenant_id)
 
@@ -136,16 +146,20 @@ class Handlers:
             return [event for _, event in started]
 
         async def unpinned() -> Mapping[str, int]:
-            return await self._check_session(state, checkpoint_id) if isinstance(state, Kept) else {}
+            now, _ = await self._decisions.fold(checkpoint_id)
+            return await self._check_sessions(now, checkpoint_id) if isinstance(now, Kept) else {}
 
         receipt = await self._decisions.execute(cause, checkpoint_id, decide, given=unpinned)
         await self._delete(checkpoint_id, incoming.command_id)
         return receipt
 
     async def _delete(self, checkpoint_id: CheckpointId, causation_id: str) -> None:
-        """Delete the packs that nothing else holds, then record that; may be repeated at any time."""
+        """Delete the packs that nothing else holds, then record that; may be repeated at any time.
+
+        A session may have come to rest on it while that was last looked at: then it waits until that has gone on.
+        """
         state, _ = await self._decisions.fold(checkpoint_id)
-        if not isinstance(state, Freeing):
+        if not isinstance(state, Freeing) or state.children or await self._holders.sessions(checkpoint_id):
             return
         sizes = sizes_of(state.manifest)
         held = await self._holders.others(checkpoint_id, sizes)
@@ -191,15 +205,19 @@ class Handlers:
                 "put the parts into the chunk store again, then register",
             )
 
-    async def _check_session(self, state: Kept, checkpoint_id: CheckpointId) -> Mapping[str, int]:
-        """Refuse what the checkpoint's session may go back to; the session's version that this was seen at."""
+    async def _check_sessions(self, state: Kept, checkpoint_id: CheckpointId) -> Mapping[str, int]:
+        """Refuse what a session may go back to; the version of its own session, which must not change meanwhile."""
         recorded = await self._ports.log.load(checkpoint_id)
-        session = await self._ports.log.load(state.manifest.session_id)
+        own_id = state.manifest.session_id
+        session = await self._ports.log.load(own_id)
         placed = (Placed(one.position, decode_event(one)) for one in session)
         why = session_pin(checkpoint_id, recorded[0].position, placed)
+        others = sorted(await self._holders.sessions(checkpoint_id) - {own_id})
+        if why is None and others:
+            why = f"{', '.join(others[:5])} may be resumed from it"
         if why is not None:
-            raise domain.referenced(checkpoint_id, why, "terminate the session, or suspend it to a newer one, first")
-        return {state.manifest.session_id: len(session)}
+            raise domain.referenced(checkpoint_id, why, "terminate the session, or checkpoint it anew, first")
+        return {own_id: session[-1].version if session else 0}
 
     async def _first_receipt(self, incoming: Incoming, checkpoint_id: CheckpointId) -> Receipt:
         """The receipt of the checkpoint's registration, also for who asks under another command id."""

@@ -13,10 +13,12 @@ from torpor_contracts.checkpoint import (
     CheckpointUnreferenced,
 )
 from torpor_contracts.ids import CheckpointId, SessionId, TenantId
-from torpor_contracts.session import SessionSuspended, SessionTerminated
+from torpor_contracts.session import SessionTerminated
+from torpor_contracts.session_branches import SessionCheckpointed
 from torpor_eventlog.instants import to_us
 from torpor_eventlog.port import Recorded
 from torpor_eventlog.views_port import Table, WritableRows
+from torpor_snapshot_store.domain.pins import BASES, base_of
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     recorded_position: int
     freed_us: int | None = None
     position: int
+    label: str = ""
 
 
 class PackRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +47,7 @@ class PackRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session says of its checkpoints: the newest it was suspended to, and whether it is over."""
+    """What a session says of its checkpoints: the one it rests on, since when, and whether it is over."""
 
     session_id: SessionId
     newest_id: CheckpointId | None = None
@@ -56,7 +59,7 @@ CHECKPOINTS: Final = Table(
     name="checkpoints", row=CheckpointRow, key="checkpoint_id", indexed=("tenant_id", "session_id", "state")
 )
 PACKS: Final = Table(name="checkpoint_packs", row=PackRow, key="key", indexed=("address", "checkpoint_id"))
-SESSIONS: Final = Table(name="checkpoint_sessions", row=SessionRow, key="session_id")
+SESSIONS: Final = Table(name="checkpoint_sessions", row=SessionRow, key="session_id", indexed=("newest_id",))
 
 
 class Checkpoints:
@@ -72,8 +75,10 @@ class Checkpoints:
                 await self._record(rows, event, recorded)
             case CheckpointReferenced() | CheckpointUnreferenced() | CheckpointFreeStarted() | CheckpointFreed():
                 await self._change(rows, event, recorded)
-            case SessionSuspended() | SessionTerminated():
-                await self._session(rows, event, recorded)
+            case SessionTerminated():
+                await self._over(rows, recorded)
+            case _ if isinstance(event, BASES):
+                await self._rest(rows, event, recorded)
             case _:
                 return
 
@@ -119,16 +124,26 @@ class Checkpoints:
                     await rows.delete(PACKS, pack_key(address, event.checkpoint_id))
         await rows.put(CHECKPOINTS, row)
 
-    async def _session(
-        self, rows: WritableRows, event: SessionSuspended | SessionTerminated, recorded: Recorded
-    ) -> None:
-        session_id = SessionId(recorded.stream)
-        row: SessionRow = await rows.get(SESSIONS, session_id) or SessionRow(session_id=session_id)
-        if isinstance(event, SessionSuspended):
-            row = msgspec.structs.replace(row, newest_id=event.checkpoint_id, newest_position=recorded.position)
-        else:
-            row = msgspec.structs.replace(row, over=True)
-        await rows.put(SESSIONS, row)
+    async def _over(self, rows: WritableRows, recorded: Recorded) -> None:
+        row = await _session(rows, recorded)
+        await rows.put(SESSIONS, msgspec.structs.replace(row, over=True))
+
+    async def _rest(self, rows: WritableRows, event: Any, recorded: Recorded) -> None:
+        """The session rests on another checkpoint, and may have given it a name."""
+        base = base_of(event)
+        if base is None:
+            return
+        row = await _session(rows, recorded)
+        await rows.put(SESSIONS, msgspec.structs.replace(row, newest_id=base, newest_position=recorded.position))
+        named: CheckpointRow | None = await rows.get(CHECKPOINTS, base)
+        if isinstance(event, SessionCheckpointed) and event.label and named is not None:
+            await rows.put(CHECKPOINTS, msgspec.structs.replace(named, label=event.label))
+
+
+async def _session(rows: WritableRows, recorded: Recorded) -> SessionRow:
+    session_id = SessionId(recorded.stream)
+    row: SessionRow | None = await rows.get(SESSIONS, session_id)
+    return row or SessionRow(session_id=session_id)
 
 
 def addresses(manifest: CheckpointManifest) -> list[str]:

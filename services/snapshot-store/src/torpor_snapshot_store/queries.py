@@ -24,6 +24,9 @@ from torpor_snapshot_store.projections import CHECKPOINTS, SESSIONS, CheckpointR
 from torpor_snapshot_store.verifying import Verifying
 
 LIMIT_MAX: Final = 500
+SHOWN_MAX: Final = 200
+"""Sessions that are looked at to say what pins a checkpoint."""
+
 BEHIND_S_MAX: Final = 3.0
 BEHIND_PAUSE_S: Final = 0.02
 
@@ -114,18 +117,26 @@ async def _view(rows: Rows, row: CheckpointRow) -> CheckpointView:
         stored_bytes=row.stored_bytes,
         parts=row.manifest.parts,
         packs=row.manifest.packs,
-        pinned_by=[] if row.state != "kept" else _pins(row, session or SessionRow(session_id=row.session_id)),
+        pinned_by=[*_pins(row, session), *await _others(rows, row)] if row.state == "kept" else [],
         recorded_at=from_us(row.recorded_us),
         freed_at=None if row.freed_us is None else from_us(row.freed_us),
         position=row.position,
+        label=row.label,
     )
 
 
-def _pins(row: CheckpointRow, session: SessionRow) -> list[str]:
+def _pins(row: CheckpointRow, session: SessionRow | None) -> list[str]:
     """What would refuse a free now; the command itself reads the log, not this view."""
-    superseded = session.newest_position > row.recorded_position and session.newest_id != row.checkpoint_id
-    pins = [] if session.over or superseded else [f"session {row.session_id}"]
+    own = session or SessionRow(session_id=row.session_id)
+    superseded = own.newest_position > row.recorded_position and own.newest_id != row.checkpoint_id
+    pins = [] if own.over or superseded else [f"session {row.session_id}"]
     return pins + [f"checkpoint {child}" for child in row.children]
+
+
+async def _others(rows: Rows, row: CheckpointRow) -> list[str]:
+    """Other sessions that rest on it, as far as they are few."""
+    found: list[SessionRow] = list(await rows.find(SESSIONS, {"newest_id": row.checkpoint_id}, limit=SHOWN_MAX))
+    return [f"session {one.session_id}" for one in found if not one.over and one.session_id != row.session_id]
 
 
 def _parsed(parameters: Mapping[str, Any], kind: type[Parameters]) -> Parameters:

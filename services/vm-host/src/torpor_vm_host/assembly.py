@@ -7,16 +7,18 @@ from torpor_chunks.port import ChunkStore
 from torpor_contracts.errors import Transient
 from torpor_contracts.host import HostCapacity, HostLost, HostRegistered
 from torpor_contracts.ids import HostId
-from torpor_messaging.service import BackgroundRoute, CommandRoute, ReactorRoute, Service
+from torpor_messaging.service import BackgroundRoute, CommandRoute, GuestRoute, ReactorRoute, Service
 from torpor_messaging.service_ports import ServicePorts
 from torpor_vm_host.bounded import BoundedDriver
 from torpor_vm_host.checkpoints import Checkpoints
 from torpor_vm_host.clearing import Clearing
+from torpor_vm_host.door import Door
 from torpor_vm_host.ending import Ending
 from torpor_vm_host.handlers import Handlers
 from torpor_vm_host.host import Host
 from torpor_vm_host.hosting import Hosting
 from torpor_vm_host.ledger import Ledger
+from torpor_vm_host.live import LiveCheckpoints
 from torpor_vm_host.ports import Driver, Workspace
 from torpor_vm_host.presence import Presence
 from torpor_vm_host.programs import Programs
@@ -25,6 +27,7 @@ from torpor_vm_host.settings import VmHostSettings
 from torpor_vm_host.starting import Starting
 from torpor_vm_host.suspending import Suspends
 from torpor_vm_host.upkeep import Upkeep
+from torpor_vm_host.uses import Uses
 from torpor_vm_host.vm_locks import VmLocks
 from torpor_vm_host.workers import Workers
 
@@ -61,9 +64,17 @@ async def machinery(
 def build(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -> Service:
     """One vm-host: it recovers what is there before it takes its first command."""
     hosting = _hosting(settings, ports, parts)
-    starting, suspends = Starting(hosting), Suspends(hosting)
-    handlers = Handlers(hosting, starting, suspends, Ending(hosting), execs_max=settings.execs_max)
-    upkeep = Upkeep(hosting, starting, suspends, ports.log, ports.views, claim_s_max=settings.claim_s_max)
+    starting, suspends, live = Starting(hosting), Suspends(hosting), LiveCheckpoints(hosting)
+    handlers = Handlers(hosting, starting, suspends, live, Ending(hosting), execs_max=settings.execs_max)
+    upkeep = Upkeep(
+        hosting,
+        starting=starting,
+        suspends=suspends,
+        live=live,
+        log=ports.log,
+        views=ports.views,
+        claim_s_max=settings.claim_s_max,
+    )
     presence = Presence(hosting, parts.fingerprint, ports)
 
     async def start() -> None:
@@ -94,6 +105,7 @@ def build(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -
                 ack_wait_s=ACK_WAIT_S,
             )
         ],
+        guests=[GuestRoute(host_id=settings.host_id, handle=Door(hosting).handle)],
         projections=[Vms()],
         reactors=[
             ReactorRoute(
@@ -128,6 +140,7 @@ def _hosting(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery
         ledger=ledger,
         programs=programs,
         workers=workers,
+        uses=Uses(ports.clock),
         locks=VmLocks(),
         clock=ports.clock,
     )

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from torpor_contracts.guest import DirectoryListed, FileEntry, WriteFile
 from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import ExecId, VmId
-from torpor_contracts.session import ExecSpec
+from torpor_contracts.session import ExecSpec, TerminalSize
 from torpor_contracts.vm import ResourceRef
+from torpor_vm_host.guest_ports import FilePiece, OnWatchEvent
 from torpor_vm_host.ports import (
     CheckpointFiles,
     Driver,
@@ -18,6 +20,7 @@ from torpor_vm_host.ports import (
     ExecOutcome,
     LiveCheckpoint,
     OnOutput,
+    OnPause,
     PartFile,
     PresentExec,
     PresentVm,
@@ -28,7 +31,7 @@ TIMED_OUT = "driver-timed-out"
 
 
 class DriverLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a driver may take, seconds: for a look, to end a machine, to start or checkpoint one.
+    """How long a driver may take, seconds: for a look, to end a machine, to start or checkpoint one, for a file.
 
     `exec_grace_s`: how long after a program's own time-out its end is waited for.
     """
@@ -37,6 +40,7 @@ class DriverLimits(msgspec.Struct, frozen=True, kw_only=True):
     destroy_s: float = 20.0
     start_s: float = 120.0
     checkpoint_s: float = 120.0
+    file_s: float = 60.0
     exec_grace_s: float = 30.0
 
 
@@ -92,10 +96,10 @@ class BoundedDriver:
         async with _within(self._limits.checkpoint_s, "checkpoint"):
             return await self._driver.checkpoint(vm_id, directory)
 
-    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
         """See `Driver.checkpoint_live`."""
-        async with _within(self._limits.checkpoint_s, "checkpoint"):
-            return await self._driver.checkpoint_live(vm_id, directory)
+        async with _within(self._limits.checkpoint_s, "checkpoint_live"):
+            return await self._driver.checkpoint_live(vm_id, directory, at_pause)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `Driver.resume`."""
@@ -133,6 +137,55 @@ class BoundedDriver:
         """See `Driver.forget`."""
         async with _within(self._limits.look_s, "forget"):
             await self._driver.forget(vm_id, exec_id)
+
+    async def read_file(self, vm_id: VmId, path: bytes, offset: int, length: int) -> FilePiece:
+        """See `Guest.read_file`."""
+        async with _within(self._limits.file_s, "read_file"):
+            return await self._driver.read_file(vm_id, path, offset, length)
+
+    async def write_file(self, vm_id: VmId, piece: WriteFile, data: bytes) -> int:
+        """See `Guest.write_file`."""
+        async with _within(self._limits.file_s, "write_file"):
+            return await self._driver.write_file(vm_id, piece, data)
+
+    async def stat_file(self, vm_id: VmId, path: bytes) -> FileEntry:
+        """See `Guest.stat_file`."""
+        async with _within(self._limits.file_s, "stat_file"):
+            return await self._driver.stat_file(vm_id, path)
+
+    async def list_directory(self, vm_id: VmId, path: bytes, after: bytes, limit: int) -> DirectoryListed:
+        """See `Guest.list_directory`."""
+        async with _within(self._limits.file_s, "list_directory"):
+            return await self._driver.list_directory(vm_id, path, after, limit)
+
+    async def make_directory(self, vm_id: VmId, path: bytes, mode: int, user: str | None) -> None:
+        """See `Guest.make_directory`."""
+        async with _within(self._limits.file_s, "make_directory"):
+            await self._driver.make_directory(vm_id, path, mode, user)
+
+    async def move_file(self, vm_id: VmId, path: bytes, to: bytes) -> None:
+        """See `Guest.move_file`."""
+        async with _within(self._limits.file_s, "move_file"):
+            await self._driver.move_file(vm_id, path, to)
+
+    async def remove_file(self, vm_id: VmId, path: bytes, *, recursive: bool) -> None:
+        """See `Guest.remove_file`."""
+        async with _within(self._limits.file_s, "remove_file"):
+            await self._driver.remove_file(vm_id, path, recursive=recursive)
+
+    async def watch_directory(self, vm_id: VmId, path: bytes, on_event: OnWatchEvent) -> None:
+        """See `Guest.watch_directory`; bounded by who watches."""
+        await self._driver.watch_directory(vm_id, path, on_event)
+
+    async def feed(self, vm_id: VmId, exec_id: ExecId, data: bytes, offset: int, *, ends: bool) -> int:
+        """See `Guest.feed`."""
+        async with _within(self._limits.file_s, "feed"):
+            return await self._driver.feed(vm_id, exec_id, data, offset, ends=ends)
+
+    async def resize(self, vm_id: VmId, exec_id: ExecId, size: TerminalSize) -> None:
+        """See `Guest.resize`."""
+        async with _within(self._limits.file_s, "resize"):
+            await self._driver.resize(vm_id, exec_id, size)
 
     async def close(self) -> None:
         """See `Driver.close`."""

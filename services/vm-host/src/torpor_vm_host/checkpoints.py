@@ -142,6 +142,10 @@ class Checkpoints:
             raise _final("checkpoint-freed", f"{checkpoint_id} is freed, or is another checkpoint")
         return {checkpoint_id: version}
 
+    async def log_position(self) -> int:
+        """Up to where the log has come."""
+        return (await self._ports.log.head()).position
+
     async def _answer(self, command: OutgoingCommand, deadline_at: datetime) -> bytes:
         clock, pause_s = self._ports.clock, PAUSE_S
         while True:
@@ -181,7 +185,8 @@ class Checkpoints:
             event = decode_event(recorded)
             if isinstance(event, CheckpointRecorded) and event.tenant_id == tenant_id:
                 found = event
-            elif isinstance(event, CheckpointFreeStarted | CheckpointFreed):
+            elif isinstance(event, CheckpointFreed):
+                # One that is only about to be freed is kept for whoever came to rest on it before.
                 raise _final("checkpoint-freed", f"{checkpoint_id} is freed")
         if found is None:
             raise _final("checkpoint-missing", f"there is no checkpoint {checkpoint_id} of this tenant")

@@ -1,16 +1,18 @@
 """Takes the commands of this host's machines, one at a time for each machine."""
 
+from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import VmId
 from torpor_contracts.replies import Receipt
-from torpor_contracts.vm import ExecVm, QuarantineVm, ReapVm, StartVm, StopVm, SuspendVm, VmCommand
+from torpor_contracts.vm import CheckpointVm, ExecVm, QuarantineVm, ReapVm, StartVm, StopVm, SuspendVm, VmCommand
 from torpor_messaging.service import Incoming
 from torpor_vm_host.domain import decisions
 from torpor_vm_host.domain.vm import Running
 from torpor_vm_host.ending import Ending
 from torpor_vm_host.hosting import Hosting
+from torpor_vm_host.live import LiveCheckpoints
 from torpor_vm_host.starting import Starting
 from torpor_vm_host.suspending import Suspends
 
@@ -19,11 +21,19 @@ class Handlers:
     """Commands to events. `execs_max`: programs that may run in one machine at once."""
 
     def __init__(
-        self, hosting: Hosting, starting: Starting, suspends: Suspends, ending: Ending, *, execs_max: int
+        self,
+        hosting: Hosting,
+        starting: Starting,
+        suspends: Suspends,
+        live: LiveCheckpoints,
+        ending: Ending,
+        *,
+        execs_max: int,
     ) -> None:
         self._hosting = hosting
         self._starting = starting
         self._suspends = suspends
+        self._live = live
         self._ending = ending
         self._execs_max = execs_max
 
@@ -32,27 +42,37 @@ class Handlers:
         vm_id = self._own_vm(incoming.target)
         command: VmCommand = incoming.command
         async with self._hosting.locks.holding(vm_id):
-            match command:
-                case StartVm():
-                    return await self._starting.start(incoming, vm_id)
-                case ExecVm():
-                    return await self._exec(incoming, command, vm_id)
-                case SuspendVm():
-                    return await self._suspends.suspend(incoming, vm_id)
-                case StopVm():
-                    return await self._ending.stop(incoming, vm_id)
-                case QuarantineVm():
-                    return await self._ending.quarantine(incoming, vm_id)
-                case ReapVm():
-                    return await self._ending.reap(incoming, vm_id)
-                case _ as never:
-                    assert_never(never)
+            if isinstance(command, SuspendVm | StopVm | QuarantineVm | ReapVm):
+                await self._live.let_go(vm_id)
+            return await self._work_of(command)(incoming, vm_id)
 
-    async def _exec(self, incoming: Incoming, command: ExecVm, vm_id: VmId) -> Receipt | None:
+    def _work_of(self, command: VmCommand) -> Callable[[Incoming, VmId], Awaitable[Receipt | None]]:
+        work: Callable[[Incoming, VmId], Awaitable[Receipt | None]]
+        match command:
+            case StartVm():
+                work = self._starting.start
+            case ExecVm():
+                work = self._exec
+            case SuspendVm():
+                work = self._suspends.suspend
+            case CheckpointVm():
+                work = self._live.checkpoint
+            case StopVm():
+                work = self._ending.stop
+            case QuarantineVm():
+                work = self._ending.quarantine
+            case ReapVm():
+                work = self._ending.reap
+            case _ as never:
+                assert_never(never)
+        return work
+
+    async def _exec(self, incoming: Incoming, vm_id: VmId) -> Receipt | None:
         """Record that a program starts, then start it; it is not waited for.
 
         A repeat of the command begins nothing, unless this very process had meant to and never came to it.
         """
+        command: ExecVm = incoming.command
         ledger, programs = self._hosting.ledger, self._hosting.programs
         state = await ledger.state(vm_id)
         decisions.check_tenant(state, incoming.tenant_id)

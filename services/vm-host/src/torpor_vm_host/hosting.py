@@ -10,6 +10,7 @@ from torpor_vm_host.host import Host
 from torpor_vm_host.ledger import Ledger
 from torpor_vm_host.ports import Driver, Workspace
 from torpor_vm_host.programs import Programs
+from torpor_vm_host.uses import Uses
 from torpor_vm_host.vm_locks import VmLocks
 from torpor_vm_host.workers import Workers
 
@@ -27,5 +28,6 @@ class Hosting:
     ledger: Ledger
     programs: Programs
     workers: Workers
+    uses: Uses
     locks: VmLocks
     clock: Clock

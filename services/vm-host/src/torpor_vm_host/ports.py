@@ -4,6 +4,7 @@ A driver never writes to the log and decides nothing. It may fail at any call, a
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -15,6 +16,7 @@ from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import CheckpointId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
 from torpor_contracts.vm import ResourceRef
+from torpor_vm_host.guest_ports import Guest
 
 PartKind = Literal["memory", "devices", "disk"]
 
@@ -69,10 +71,18 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a machine that goes on, and how long it stood still for them, in milliseconds."""
+    """The parts of a machine that runs on, and how long it stood still for them, in milliseconds."""
 
     parts: list[PartFile]
     pause_ms: float
+
+
+class TakenCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is complete in the chunk store; its machine stood still from `taken_at` for `pause_ms`."""
+
+    manifest: CheckpointManifest
+    pause_ms: float
+    taken_at: datetime
 
 
 class PresentVm(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,11 +125,14 @@ class ExecOutcome(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
 
 
+OnPause = Callable[[], Awaitable[None]]
+"""Called once while a machine stands still for a checkpoint; it stands still until this returns, so it is short."""
+
 OnOutput = Callable[[Output], Awaitable[None]]
 """Takes output in order. When it returns, the bytes are kept elsewhere: the guest need not keep them any longer."""
 
 
-class Driver(Protocol):
+class Driver(Guest, Protocol):
     """Runs machines. Every method raises `DriverError` for what it cannot do; none blocks the event loop.
 
     Cancelling a call lets go of it: what it had begun may go on, and `machines` says how far it came. A driver object
@@ -172,11 +185,11 @@ class Driver(Protocol):
         """
         ...
 
-    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
         """Write the parts of a running machine into the empty `directory`, durably; it stands still only briefly.
 
-        All parts are of one moment. After an error the machine runs on, and `resume` makes sure of it. Code
-        `vm-not-running`: it is paused.
+        All parts are of the moment at which `at_pause` is called, and it is called once. After an error the machine
+        may be paused: `resume` makes it run. Code `vm-not-running`: there is nothing to capture of one that is paused.
         """
         ...
 
@@ -266,6 +279,17 @@ class Workspace(Protocol):
 
     async def write_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> None:
         """Note durably that the checkpoint is complete in the chunk store."""
+        ...
+
+    async def write_taken(self, vm_id: VmId, checkpoint_id: CheckpointId, taken: TakenCheckpoint) -> None:
+        """Note durably that the checkpoint of a machine that runs on is complete in the chunk store.
+
+        `forget_manifest` drops this note too.
+        """
+        ...
+
+    async def read_taken(self, vm_id: VmId, checkpoint_id: CheckpointId) -> TakenCheckpoint | None:
+        """What was noted of the checkpoint, or None."""
         ...
 
     async def read_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId) -> CheckpointManifest | None:

@@ -7,6 +7,9 @@ import msgspec
 from torpor_contracts.ids import HostId, VmId
 from torpor_contracts.vm import (
     ResourceRef,
+    VmCheckpointed,
+    VmCheckpointFailed,
+    VmCheckpointStarted,
     VmClaimed,
     VmEvent,
     VmExecContinued,
@@ -68,6 +71,8 @@ def _after(row: VmRow | None, event: VmEvent) -> VmRow | None:
             kept = [one for one in held if one not in event.resources]
             return None if row is None else msgspec.structs.replace(row, held=kept)
         case VmStarted() | VmExecStarted() | VmExecEnded() | VmExecContinued() | VmSuspendStarted() | VmSuspendFailed():
+            return row
+        case VmCheckpointStarted() | VmCheckpointed() | VmCheckpointFailed():
             return row
         case _ as never:
             assert_never(never)

@@ -51,6 +51,7 @@ class VmHostSettings(BaseSettings):
     driver_destroy_s: float = Field(default=20.0, gt=0)
     driver_start_s: float = Field(default=120.0, gt=0)
     driver_checkpoint_s: float = Field(default=120.0, gt=0)
+    driver_file_s: float = Field(default=60.0, gt=0)
     exec_grace_s: float = Field(default=30.0, gt=0)
 
     accelerator: WantedAccelerator = "auto"
@@ -98,6 +99,7 @@ class VmHostSettings(BaseSettings):
             destroy_s=self.driver_destroy_s,
             start_s=self.driver_start_s,
             checkpoint_s=self.driver_checkpoint_s,
+            file_s=self.driver_file_s,
             exec_grace_s=self.exec_grace_s,
         )
 

@@ -12,6 +12,7 @@ from torpor_chunks.port import ChunkError
 from torpor_contracts.errors import Transient
 from torpor_contracts.ids import VmId
 from torpor_contracts.replies import Receipt
+from torpor_contracts.session_reports import ContinuedExec
 from torpor_contracts.vm import StartVm
 from torpor_messaging.service import Incoming
 from torpor_vm_host.checkpoints import NotDone, failure_of
@@ -139,7 +140,9 @@ class Starting:
         await self._driver.start(self._spec(claim), files)
 
     async def _seen_running(self, about: About, vm_id: VmId, start_ms: int) -> VmState:
-        inherited = [one.exec_id for one in await self._driver.execs(vm_id)]
+        inherited = [
+            ContinuedExec(exec_id=one.exec_id, remaining_s=one.remaining_s) for one in await self._driver.execs(vm_id)
+        ]
         state = await self._ledger.observe(
             about, vm_id, lambda now, place: observations.started(now, place, start_ms, inherited)
         )

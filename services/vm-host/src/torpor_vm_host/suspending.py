@@ -17,7 +17,7 @@ from torpor_messaging.service import Incoming
 from torpor_vm_host.checkpoints import NotDone, failure_of
 from torpor_vm_host.domain import decisions, observations
 from torpor_vm_host.domain.observations import Failure
-from torpor_vm_host.domain.vm import Running, Suspending, VmState, held_by
+from torpor_vm_host.domain.vm import Running, Suspending, VmState, held_by, running_execs
 from torpor_vm_host.hosting import Hosting
 from torpor_vm_host.ledger import About
 from torpor_vm_host.ports import VM_GONE, DriverError
@@ -39,6 +39,7 @@ class Suspends:
         self._clearing = hosting.clearing
         self._ledger = hosting.ledger
         self._programs = hosting.programs
+        self._uses = hosting.uses
         self._clock = hosting.clock
 
     async def suspend(self, incoming: Incoming, vm_id: VmId) -> Receipt | None:
@@ -46,11 +47,25 @@ class Suspends:
         command: SuspendVm = incoming.command
         state = await self._ledger.state(vm_id)
         decisions.check_tenant(state, incoming.tenant_id)
-        receipt = await self._ledger.command(incoming, vm_id, lambda now, place: decisions.suspend(now, command, place))
+        used = self._in_use(state, command)
+        receipt = await self._ledger.command(
+            incoming, vm_id, lambda now, place: decisions.suspend(now, command, place, used)
+        )
         state = await self._ledger.state(vm_id)
         if isinstance(state, Suspending) and state.suspend.checkpoint_id == command.checkpoint_id:
             await self.finish(About.command(incoming), state)
         return receipt
+
+    def _in_use(self, state: VmState, command: SuspendVm) -> str:
+        """Why the machine is not idle after all; nothing when it is, or need not be."""
+        if command.idle_s is None or not isinstance(state, Running):
+            return ""
+        if running_execs(state):
+            return "programs run in it"
+        unused_s = self._uses.unused_s(state.claim.vm_id)
+        if unused_s is not None and unused_s < command.idle_s:
+            return f"it was used {unused_s:.1f} s ago, through files or a terminal"
+        return ""
 
     async def finish(self, about: About, state: Suspending) -> None:
         """Bring a suspend that is under way to one of its ends; raises `Transient` when neither can be had now."""
@@ -89,8 +104,10 @@ class Suspends:
         if present.state == "running":
             await self._forget_recorded(vm_id)
         directory = await self._workspace.subdirectory(vm_id, CHECKPOINT)
-        files = await self._driver.checkpoint(vm_id, directory)
-        kept = await self._checkpoints.keep(state.claim.tenant_id, files, suspend.parent_id)
+        written = await self._driver.checkpoint(vm_id, directory)
+        # The machine stands still: what the log says now is in the checkpoint's past.
+        log_position = await self._checkpoints.log_position()
+        kept = await self._checkpoints.keep(state.claim.tenant_id, written, suspend.parent_id)
         manifest = CheckpointManifest(
             session_id=state.claim.session_id,
             incarnation=state.claim.incarnation,
@@ -98,6 +115,7 @@ class Suspends:
             fingerprint=fingerprint,
             parts=kept.parts,
             packs=kept.packs,
+            log_position=log_position,
         )
         await self._workspace.write_manifest(vm_id, suspend.checkpoint_id, manifest)
         return manifest

@@ -22,6 +22,7 @@ from torpor_vm_host.domain.observations import Failure
 from torpor_vm_host.domain.vm import Absent, Claimed, Ended, Quarantined, Running, Suspending, VmState, running_execs
 from torpor_vm_host.hosting import Hosting
 from torpor_vm_host.ledger import About
+from torpor_vm_host.live import LiveCheckpoints
 from torpor_vm_host.ports import DriverError, PresentVm
 from torpor_vm_host.projections import VMS, Vms
 from torpor_vm_host.starting import Starting, about_state
@@ -41,12 +42,20 @@ class Upkeep:
     """`claim_s_max`: how long a claim may wait for the command behind it before it is given up."""
 
     def __init__(
-        self, hosting: Hosting, starting: Starting, suspends: Suspends, log: EventLog, views: ViewStore, *,
+        self,
+        hosting: Hosting,
+        *,
+        starting: Starting,
+        suspends: Suspends,
+        live: LiveCheckpoints,
+        log: EventLog,
+        views: ViewStore,
         claim_s_max: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._hosting = hosting
         self._starting = starting
         self._suspends = suspends
+        self._live = live
         self._log = log
         self._views = views
         self._claim_s_max = claim_s_max
@@ -100,10 +109,13 @@ class Upkeep:
     def _is_settled(self, state: VmState, present: PresentVm | None) -> bool:
         """Whether there is nothing to do about the machine, as far as can be told without reading anything."""
         match state:
+            case Running(claim=claim) if self._live.working(claim.vm_id):
+                return True
             case Running(claim=claim):
                 runs = present is not None and present.state == "running"
                 followed = self._hosting.programs.following(claim.vm_id)
-                return runs and claim.vm_id in self._adopted and followed.issuperset(running_execs(state))
+                quiet = state.checkpoint is None and followed.issuperset(running_execs(state))
+                return runs and claim.vm_id in self._adopted and quiet
             case Quarantined(claim=claim):
                 # One that the log never heard of has nothing to let go of; the reaper sees that it is gone.
                 return claim is None if present is None else present.state in {"paused", "dead"}
@@ -176,6 +188,7 @@ class Upkeep:
             await hosting.driver.resume(vm_id)
         await self._starting.take_over(about, state)
         self._adopted.add(vm_id)
+        self._live.go_on(about, state)
 
     async def _found_gone(self, about: About, state: Running | Quarantined, cause: str) -> None:
         claim, hosting = state.claim, self._hosting

@@ -19,6 +19,9 @@ from torpor_contracts.session import (
 )
 from torpor_contracts.vm import (
     ResourceRef,
+    VmCheckpointed,
+    VmCheckpointFailed,
+    VmCheckpointStarted,
     VmClaimed,
     VmEvent,
     VmExecContinued,
@@ -141,6 +144,9 @@ def evolve_machine(facts: MachineFacts, event: VmEvent, position: int) -> Machin
             | VmExecEnded()
             | VmSuspendStarted()
             | VmSuspendFailed()
+            | VmCheckpointStarted()
+            | VmCheckpointed()
+            | VmCheckpointFailed()
         ):  # fmt: skip
             return facts
         case _ as never:

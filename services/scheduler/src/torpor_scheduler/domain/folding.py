@@ -1,5 +1,6 @@
 """Folds a session's events into its state; every step goes through the one table of transitions."""
 
+from datetime import timedelta
 from typing import Final, assert_never
 
 from msgspec.structs import replace
@@ -26,9 +27,12 @@ from torpor_contracts.session import (
     SessionTerminated,
     SuspendFailed,
     SuspendRequested,
+    SuspendWithdrawn,
     TerminateRequested,
     VmStartRequested,
 )
+from torpor_contracts.session_branches import BranchEvent, ExecContinued, Lineage
+from torpor_scheduler.domain.branching import with_branch
 from torpor_scheduler.domain.session import (
     TRANSITIONS,
     Checkpoint,
@@ -43,7 +47,7 @@ from torpor_scheduler.domain.session import (
 RECENT_EXECS_MAX: Final = 32
 """How many ids of ended programs a session remembers; older ones are found in the view of programs."""
 
-ExecEvent = ExecRequested | ExecStarted | ExecEnded
+ExecEvent = ExecRequested | ExecStarted | ExecEnded | ExecContinued
 StartEvent = (
     SessionRequested
     | PlacementDeferred
@@ -53,7 +57,7 @@ StartEvent = (
     | SessionRecovered
     | SessionStartFailed
 )
-SleepEvent = SuspendRequested | SessionSuspended | SuspendFailed | ResumeDeferred | ResumeRequested
+SleepEvent = SuspendRequested | SessionSuspended | SuspendFailed | SuspendWithdrawn | ResumeDeferred | ResumeRequested
 EndEvent = SessionLost | TerminateRequested | SessionTerminated | SessionFailed
 
 
@@ -73,6 +77,8 @@ def evolve(session: Session, event: SessionEvent) -> Session:
         return _with_start(session, event)
     if isinstance(event, SleepEvent):
         return _with_sleep(session, event)
+    if isinstance(event, BranchEvent):
+        return with_branch(session, event)
     return _with_end(session, event)
 
 
@@ -87,9 +93,12 @@ def _with_start(session: Session, event: StartEvent) -> Session:
                 idle_after_s=event.idle_after_s,
                 start_retry=event.start_retry,
                 metadata=event.metadata,
+                lineage=event.lineage,
                 requested_at=event.requested_at,
                 incarnation=1,
                 starting=Starting(began_at=event.requested_at),
+                checkpoint=None if event.lineage is None else _inherited(event.lineage, event),
+                restorable_at=None if event.lineage is None else event.requested_at,
             )
         case PlacementDeferred():
             return replace(
@@ -183,6 +192,16 @@ def _with_exec(session: Session, event: ExecEvent) -> Session:
                 for program in session.execs
             )
             return replace(session, execs=execs, losses=0)
+        case ExecContinued():
+            program = Exec(
+                exec_id=event.exec_id,
+                version=session.version,
+                requested_at=event.observed_at,
+                timeout_s=event.timeout_s,
+                started_at=event.observed_at,
+                started_incarnation=event.incarnation,
+            )
+            return replace(session, execs=(*session.execs, program))
         case ExecEnded():
             return replace(
                 session,
@@ -200,7 +219,10 @@ def _with_sleep(session: Session, event: SleepEvent) -> Session:
             return replace(
                 session,
                 suspending=Suspending(
-                    checkpoint_id=event.checkpoint_id, cause=event.cause, deadline_at=event.deadline_at
+                    checkpoint_id=event.checkpoint_id,
+                    cause=event.cause,
+                    deadline_at=event.deadline_at,
+                    parent_id=event.parent_id,
                 ),
             )
         case SessionSuspended():
@@ -236,11 +258,22 @@ def _with_sleep(session: Session, event: SleepEvent) -> Session:
                     since=event.observed_at,
                 ),
             )
+        case SuspendWithdrawn():
+            idle_s = timedelta(seconds=session.idle_after_s or 0)
+            return replace(
+                session,
+                suspending=None,
+                resume_wanted=False,
+                active_at=max(session.active_at or event.observed_at, event.retry_at - idle_s),
+                suspend_retry_at=event.retry_at,
+            )
         case ResumeDeferred():
             return replace(session, resume_wanted=True)
         case ResumeRequested():
             return replace(
                 session,
+                machine=None,
+                stop_deadline_at=None,
                 incarnation=event.incarnation,
                 starting=Starting(began_at=event.requested_at),
                 resume_wanted=False,
@@ -289,6 +322,17 @@ def _with_end(session: Session, event: EndEvent) -> Session:
             )
         case _ as never:
             assert_never(never)
+
+
+def _inherited(lineage: Lineage, event: SessionRequested) -> Checkpoint:
+    """The checkpoint a fork begins in; none of its own incarnations is in it."""
+    return Checkpoint(
+        checkpoint_id=lineage.checkpoint_id,
+        incarnation=0,
+        fingerprint=lineage.fingerprint,
+        host_id=lineage.made_on,
+        observed_at=event.requested_at,
+    )
 
 
 def _starting(session: Session) -> Starting:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from torpor_contracts.ids import HostId
 from torpor_contracts.session import MachineSpec
@@ -45,6 +46,22 @@ def fits(offer: HostOffer, need: Need) -> bool:
         and (need.fingerprint is None or offer.fingerprint == need.fingerprint)
         and _has_room(offer, need.spec)
     )
+
+
+def taken(offer: HostOffer, spec: MachineSpec) -> HostOffer:
+    """What the host has left once it has taken a machine."""
+    return replace(
+        offer,
+        vcpus_free=offer.vcpus_free - spec.vcpus,
+        memory_mib_free=offer.memory_mib_free - spec.memory_mib,
+        disk_mib_free=offer.disk_mib_free - spec.disk_mib,
+        vms_free=offer.vms_free - 1,
+    )
+
+
+def loads(offers: Sequence[HostOffer], fingerprint: str) -> bool:
+    """Whether there is a host that can load checkpoints of this fingerprint, room or not."""
+    return any(offer.fingerprint == fingerprint for offer in offers if not offer.lost)
 
 
 def why_none(offers: Sequence[HostOffer], need: Need) -> str:

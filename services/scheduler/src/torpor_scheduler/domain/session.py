@@ -29,8 +29,20 @@ from torpor_contracts.session import (
     SessionTerminated,
     SuspendFailed,
     SuspendRequested,
+    SuspendWithdrawn,
     TerminateRequested,
     VmStartRequested,
+)
+from torpor_contracts.session_branches import (
+    CheckpointFailed,
+    CheckpointRequested,
+    ExecContinued,
+    ForkFailed,
+    ForkRequested,
+    Lineage,
+    RollbackRequested,
+    SessionCheckpointed,
+    SessionForked,
 )
 
 
@@ -45,6 +57,7 @@ class Phase(StrEnum):
     SUSPENDING = "suspending"
     SUSPENDED = "suspended"
     RESUMING = "resuming"
+    ROLLING_BACK = "rolling-back"
     LOST = "lost"
     TERMINATING = "terminating"
     TERMINATED = "terminated"
@@ -62,6 +75,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
         VmStartRequested: P.STARTING,
         ExecRequested: P.PLACING,
         ExecEnded: P.PLACING,
+        SessionForked: P.PLACING,
         SessionFailed: P.FAILED,
         TerminateRequested: P.TERMINATING,
     },
@@ -70,12 +84,21 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
         SessionStartFailed: P.PLACING,
         ExecRequested: P.STARTING,
         ExecEnded: P.STARTING,
+        SessionForked: P.STARTING,
         TerminateRequested: P.TERMINATING,
     },
     P.RUNNING: {
         ExecRequested: P.RUNNING,
         ExecStarted: P.RUNNING,
         ExecEnded: P.RUNNING,
+        ExecContinued: P.RUNNING,
+        CheckpointRequested: P.RUNNING,
+        SessionCheckpointed: P.RUNNING,
+        CheckpointFailed: P.RUNNING,
+        ForkRequested: P.RUNNING,
+        SessionForked: P.RUNNING,
+        ForkFailed: P.RUNNING,
+        RollbackRequested: P.ROLLING_BACK,
         SuspendRequested: P.SUSPENDING,
         # The host said so only after the time for it had passed; what was observed counts.
         SessionSuspended: P.SUSPENDED,
@@ -85,7 +108,11 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
     P.SUSPENDING: {
         SessionSuspended: P.SUSPENDED,
         SuspendFailed: P.RUNNING,
+        SuspendWithdrawn: P.RUNNING,
         SessionLost: P.LOST,
+        # The host said so only after the time for it had passed.
+        SessionCheckpointed: P.SUSPENDING,
+        SessionForked: P.SUSPENDING,
         ResumeDeferred: P.SUSPENDING,
         ExecRequested: P.SUSPENDING,
         ExecStarted: P.SUSPENDING,
@@ -94,6 +121,9 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
     },
     P.SUSPENDED: {
         ResumeRequested: P.RESUMING,
+        RollbackRequested: P.ROLLING_BACK,
+        SessionCheckpointed: P.SUSPENDED,
+        SessionForked: P.SUSPENDED,
         ExecRequested: P.SUSPENDED,
         ExecEnded: P.SUSPENDED,
         TerminateRequested: P.TERMINATING,
@@ -106,7 +136,16 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
         ExecRequested: P.RESUMING,
         ExecStarted: P.RESUMING,
         ExecEnded: P.RESUMING,
+        SessionForked: P.RESUMING,
         SessionFailed: P.FAILED,
+        TerminateRequested: P.TERMINATING,
+    },
+    P.ROLLING_BACK: {
+        # Its machine is gone, or there was none.
+        ResumeRequested: P.RESUMING,
+        ExecRequested: P.ROLLING_BACK,
+        ExecEnded: P.ROLLING_BACK,
+        SessionForked: P.ROLLING_BACK,
         TerminateRequested: P.TERMINATING,
     },
     P.LOST: {
@@ -114,19 +153,30 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[type[msgspec.Struct], Phase]]] = {
         SessionRecovered: P.RUNNING,
         # The host was given up between its checkpoint and our hearing of it.
         SessionSuspended: P.SUSPENDED,
+        SessionCheckpointed: P.LOST,
+        SessionForked: P.LOST,
+        RollbackRequested: P.ROLLING_BACK,
         ExecRequested: P.LOST,
         ExecEnded: P.LOST,
         TerminateRequested: P.TERMINATING,
     },
     P.TERMINATING: {SessionTerminated: P.TERMINATED},
-    P.FAILED: {ResumeRequested: P.RESUMING, TerminateRequested: P.TERMINATING},
+    P.FAILED: {
+        ResumeRequested: P.RESUMING,
+        RollbackRequested: P.ROLLING_BACK,
+        SessionForked: P.FAILED,
+        TerminateRequested: P.TERMINATING,
+    },
     P.TERMINATED: {},
 }
 """Phase -> type of event -> the phase after it; what is not here cannot happen."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The session's machine, asked for or running; `checkpoint_id` is what it is restored from."""
+    """The session's machine, asked for or running; `checkpoint_id` is what it is restored from.
+
+    `tip_id` is the checkpoint that was taken of it last while it ran.
+    """
 
     vm_id: VmId
     host_id: HostId
@@ -135,16 +185,26 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str
     deadline_at: datetime
     started_at: datetime | None = None
+    tip_id: CheckpointId | None = None
+
+    @property
+    def parent_id(self) -> CheckpointId | None:
+        """The parent of the next checkpoint of this machine."""
+        return self.tip_id or self.checkpoint_id
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest checkpoint, what it holds (the work of `incarnation` and before), and where it was made."""
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the session would be resumed from, what it holds (the work of `incarnation` and before), where it was made.
+
+    `partial`: the machine ran on after it, so not all work of the incarnation is in it.
+    """
 
     checkpoint_id: CheckpointId
     incarnation: int
     fingerprint: str
-    host_id: HostId
+    host_id: HostId | None
     observed_at: datetime
+    partial: bool = False
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,16 +216,39 @@ class Starting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_at: datetime | None = None
 
 
-class Suspending(msgspec.Struct, frozen=True, kw_only=True):
+class Suspending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The suspend under way."""
 
     checkpoint_id: CheckpointId
     cause: Literal["client", "idle", "drain"]
     deadline_at: datetime
+    parent_id: CheckpointId | None = None
+
+
+class Checkpointing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint that is being taken while the machine runs; `retry_at` is set while the next try is waited for."""
+
+    checkpoint_id: CheckpointId
+    parent_id: CheckpointId | None
+    label: str
+    cause: Literal["client", "fork"]
+    attempt: int
+    began_at: datetime
+    requested_at: datetime
+    deadline_at: datetime
+    retry_at: datetime | None = None
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """The sessions to be made once the checkpoint that is being taken is there."""
+
+    checkpoint_id: CheckpointId
+    session_ids: tuple[SessionId, ...]
+    metadata: dict[str, str]
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A program that has not ended. Its text stays in the log, at stream version `version`."""
+    """A program that has not ended. Its text stays in the log, at stream version `version`, unless it came along."""
 
     exec_id: ExecId
     version: int
@@ -199,6 +282,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle_after_s: float | None = None
     start_retry: RetryRule = RetryRule()
     metadata: dict[str, str] = {}
+    lineage: Lineage | None = None
     requested_at: datetime | None = None
     version: int = 0
     step_version: int = 0
@@ -208,6 +292,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: Checkpoint | None = None
     starting: Starting | None = None
     suspending: Suspending | None = None
+    checkpointing: Checkpointing | None = None
+    fork: Fork | None = None
     stop_deadline_at: datetime | None = None
     resume_wanted: bool = False
     execs: tuple[Exec, ...] = ()

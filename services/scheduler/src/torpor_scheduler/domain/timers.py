@@ -35,7 +35,7 @@ def timer_of(session: Session) -> Timer | None:
             return _running_timer(session)
         case Phase.SUSPENDING if session.suspending is not None:
             return _step_timer(session, "suspend", _after(session.suspending.deadline_at, REPORT_GRACE_S))
-        case Phase.TERMINATING if session.stop_deadline_at is not None:
+        case Phase.TERMINATING | Phase.ROLLING_BACK if session.stop_deadline_at is not None:
             return _step_timer(session, "stop", _after(session.stop_deadline_at, REPORT_GRACE_S))
         case _:
             return None
@@ -44,6 +44,8 @@ def timer_of(session: Session) -> Timer | None:
 def idle_at(session: Session) -> datetime | None:
     """When idleness will suspend the session; None while there is work, or when nothing will."""
     if session.phase is not Phase.RUNNING or session.idle_after_s is None or session.execs:
+        return None
+    if session.checkpointing is not None:
         return None
     if session.active_at is None or (session.suspend_failures and session.suspend_retry_at is None):
         return None
@@ -65,11 +67,17 @@ def _start_timer(session: Session) -> Timer | None:
 
 
 def _running_timer(session: Session) -> Timer | None:
+    due: list[tuple[datetime, TimerKind]] = []
     if session.execs:
-        due_at = min(_exec_due_at(session, program) for program in session.execs)
-        return Timer(kind="exec", due_at=due_at, generation=session.version)
-    due = idle_at(session)
-    return None if due is None else Timer(kind="idle", due_at=due, generation=session.version)
+        due.append((min(_exec_due_at(session, program) for program in session.execs), "exec"))
+    if session.checkpointing is not None:
+        pending = session.checkpointing
+        due.append((pending.retry_at or _after(pending.deadline_at, REPORT_GRACE_S), "checkpoint"))
+    idle = idle_at(session)
+    if idle is not None:
+        due.append((idle, "idle"))
+    first = min(due, default=None)
+    return None if first is None else Timer(kind=first[1], due_at=first[0], generation=session.version)
 
 
 def _step_timer(session: Session, kind: TimerKind, due_at: datetime) -> Timer:

@@ -41,11 +41,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
 
 
 class Freeing(msgspec.Struct, frozen=True, kw_only=True, tag="freeing"):
-    """Its packs are being deleted; it can be restored no more."""
+    """Its packs are deleted as soon as nobody rests on them: one who came to just before may still be restored."""
 
     tenant_id: TenantId
     manifest: CheckpointManifest
     reason: str
+    children: frozenset[CheckpointId] = frozenset()
 
 
 class Freed(msgspec.Struct, frozen=True, kw_only=True, tag="freed"):
@@ -62,7 +63,7 @@ ABSENT: Final = Absent()
 TRANSITIONS: Final[Mapping[str, Mapping[type[msgspec.Struct], str]]] = {
     "absent": {CheckpointRecorded: "kept"},
     "kept": {CheckpointReferenced: "kept", CheckpointUnreferenced: "kept", CheckpointFreeStarted: "freeing"},
-    "freeing": {CheckpointFreed: "freed"},
+    "freeing": {CheckpointReferenced: "freeing", CheckpointUnreferenced: "freeing", CheckpointFreed: "freed"},
     "freed": {},
 }
 """State -> event -> next state; what is not here cannot happen."""
@@ -123,8 +124,12 @@ def register(
     *,
     stored_bytes: int,
     now: datetime,
+    rests: bool = False,
 ) -> Events:
-    """Record a verified checkpoint, and with it that its parent is held; nothing when just that is recorded."""
+    """Record a verified checkpoint, and with it that its parent is held; nothing when just that is recorded.
+
+    `rests`: its session rests on the parent, which therefore is there although it is about to be freed.
+    """
     state = states[checkpoint_id]
     if not isinstance(state, Absent):
         check_same(state, checkpoint_id, tenant_id, manifest)
@@ -139,7 +144,7 @@ def register(
     if manifest.parent_id is None:
         _check_shared(manifest, frozenset())
         return [(checkpoint_id, recorded)]
-    check_parent(states[manifest.parent_id], manifest.parent_id, tenant_id, manifest)
+    check_parent(states[manifest.parent_id], manifest.parent_id, tenant_id, manifest, rests=rests)
     held = CheckpointReferenced(checkpoint_id=manifest.parent_id, child_id=checkpoint_id)
     return [(checkpoint_id, recorded), (manifest.parent_id, held)]
 
@@ -159,12 +164,15 @@ def check_same(
 
 
 def check_parent(
-    parent: CheckpointState, parent_id: CheckpointId, tenant_id: TenantId, manifest: CheckpointManifest
+    parent: CheckpointState, parent_id: CheckpointId, tenant_id: TenantId, manifest: CheckpointManifest, *, rests: bool
 ) -> None:
-    """Refuse a parent that is not there, is another tenant's, or is freed; and packs shared with anything else."""
+    """Refuse a parent that is not there, is another tenant's, or is freed or about to be; and packs of anything else.
+
+    `rests`: a session rests on the parent, which therefore will not be freed before it has gone on.
+    """
     if isinstance(parent, Absent) or parent.tenant_id != tenant_id:
         raise Rejected("parent-unknown", f"there is no checkpoint {parent_id}", "name a parent that is recorded")
-    if not isinstance(parent, Kept):
+    if isinstance(parent, Freed) or (isinstance(parent, Freeing) and not rests):
         raise _freed(parent_id)
     _check_shared(manifest, frozenset(pack.address for pack in parent.manifest.packs))
 
@@ -195,11 +203,11 @@ def freed(
 ) -> Events:
     """Its parts are gone, and with them what held its parent; nothing when that is recorded."""
     state = states[checkpoint_id]
-    if not isinstance(state, Freeing):
+    if not isinstance(state, Freeing) or state.children:
         return []
     gone = CheckpointFreed(checkpoint_id=checkpoint_id, reason=state.reason, freed_bytes=freed_bytes, freed_at=now)
     parent_id = state.manifest.parent_id
-    if parent_id is None or not isinstance(states[parent_id], Kept):
+    if parent_id is None or not isinstance(states[parent_id], Kept | Freeing):
         return [(checkpoint_id, gone)]
     let_go = CheckpointUnreferenced(checkpoint_id=parent_id, child_id=checkpoint_id)
     return [(checkpoint_id, gone), (parent_id, let_go)]
@@ -221,9 +229,10 @@ def _freed(checkpoint_id: CheckpointId) -> Rejected:
 
 
 def _children(state: Kept | Freeing | Freed) -> frozenset[CheckpointId]:
-    assert isinstance(state, Kept), "the table allows children of nothing else"
+    assert not isinstance(state, Freed), "the table allows children of nothing that is gone"
     return state.children
 
 
-def _with_children(state: Kept | Freeing | Freed, children: frozenset[CheckpointId]) -> Kept:
-    return Kept(tenant_id=state.tenant_id, manifest=state.manifest, children=children)
+def _with_children(state: Kept | Freeing | Freed, children: frozenset[CheckpointId]) -> Kept | Freeing:
+    assert not isinstance(state, Freed), "the table allows children of nothing that is gone"
+    return msgspec.structs.replace(state, children=children)

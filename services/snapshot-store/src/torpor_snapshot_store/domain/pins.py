@@ -1,10 +1,11 @@
-"""What a session's own stream says about a checkpoint of it: whether the session may still go back to it."""
+"""What a session's own stream says about checkpoints: which of them it would go back to, and so holds."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torpor_contracts.ids import CheckpointId
-from torpor_contracts.session import SessionSuspended, SessionTerminated
+from torpor_contracts.session import SessionRequested, SessionSuspended, SessionTerminated
+from torpor_contracts.session_branches import RollbackRequested, SessionCheckpointed
 
 
 class Placed(NamedTuple):
@@ -14,17 +15,34 @@ class Placed(NamedTuple):
     event: Any
 
 
-def session_pin(checkpoint_id: CheckpointId, recorded_position: int, session: Iterable[Placed]) -> str | None:
-    """Why the session holds its checkpoint, or None when it does not.
+BASES = (SessionRequested, SessionSuspended, SessionCheckpointed, RollbackRequested)
+"""Events that say which checkpoint a session would be resumed from, from then on."""
 
-    A living session holds its newest checkpoint, and any that was recorded after that: a suspend may be about to
-    name it. A session nobody has heard of is taken for living.
+
+def base_of(event: Any) -> CheckpointId | None:
+    """The checkpoint that an event makes its session rest on; None when it changes nothing of that."""
+    match event:
+        case SessionSuspended() | SessionCheckpointed() | RollbackRequested():
+            return event.checkpoint_id
+        case SessionRequested() if event.lineage is not None:
+            return event.lineage.checkpoint_id
+        case _:
+            return None
+
+
+def session_pin(checkpoint_id: CheckpointId, recorded_position: int, session: Iterable[Placed]) -> str | None:
+    """Why a session holds its own checkpoint, or None when it does not.
+
+    A living session holds the checkpoint it rests on, and any that was recorded after it came to rest on that: it may
+    be about to rest on it. A session nobody has heard of is taken for living.
     """
+    resting_since, resting_on = 0, None
     for position, event in session:
         if isinstance(event, SessionTerminated):
             return None
-        if isinstance(event, SessionSuspended):
-            superseded = event.checkpoint_id != checkpoint_id and position > recorded_position
-            if superseded:
-                return None
+        base = base_of(event)
+        if base is not None:
+            resting_since, resting_on = position, base
+    if resting_on is not None and resting_on != checkpoint_id and resting_since > recorded_position:
+        return None
     return "its session is alive and may be resumed from it"

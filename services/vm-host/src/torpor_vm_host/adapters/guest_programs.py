@@ -1,7 +1,7 @@
 """Programs in a guest, the same for every engine whose guest runs our agent: a driver only says how to reach it."""
 
 import signal as signals
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 from torpor_contracts.ids import ExecId, VmId
 from torpor_contracts.session import ExecSpec
 from torpor_guest_agent.frames import Frame
+from torpor_vm_host.adapters.guest_files import GuestFiles
 from torpor_vm_host.adapters.qemu.following import Followers, unknown_program
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, programs_of
 from torpor_vm_host.ports import VM_GONE, DriverError, ExecOutcome, OnOutput, Output, PresentExec
@@ -27,8 +28,8 @@ CANNOT_START: Final = {
 """The agent's reason -> the exit code a shell would give."""
 
 
-class GuestPrograms(ABC):
-    """The part of `ports.Driver` that is about programs."""
+class GuestPrograms(GuestFiles):
+    """The part of `ports.Driver` that is about a guest."""
 
     @abstractmethod
     async def _talk(self, vm_id: VmId) -> tuple[GuestChannel, Followers]:
@@ -60,14 +61,17 @@ class GuestPrograms(ABC):
     async def exec(self, vm_id: VmId, exec_id: ExecId, program: ExecSpec, on_output: OnOutput) -> ExecOutcome:
         """See `ports.Driver`."""
         guest, followers = await self._talk(vm_id)
-        header = {
+        header: dict[str, Any] = {
             "exec_id": exec_id,
             "argv": program.argv,
             "env": program.env,
             "cwd": program.cwd,
             "user": program.user,
             "timeout_s": program.timeout_s,
+            "stdin_open": program.stdin_open or program.terminal is not None,
         }
+        if program.terminal is not None:
+            header["terminal"] = {"rows": program.terminal.rows, "columns": program.terminal.columns}
         begin = self._beginning(vm_id, guest, "exec", header, program.stdin.encode())
         try:
             return await followers.follow(exec_id, begin, on_output)

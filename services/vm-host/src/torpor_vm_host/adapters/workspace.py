@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -15,8 +15,11 @@ from torpor_contracts.checkpoint import CheckpointManifest
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import CheckpointId, VmId
 from torpor_contracts.vm import ResourceRef
+from torpor_vm_host.ports import TakenCheckpoint
 
 _VMS: Final = "vms"
+
+Note = TypeVar("Note", CheckpointManifest, TakenCheckpoint)
 
 
 class DirectoryWorkspace:
@@ -87,36 +90,19 @@ class DirectoryWorkspace:
 
     async def write_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId, manifest: CheckpointManifest) -> None:
         """See `Workspace.write_manifest`."""
-        path = self._manifest(vm_id, checkpoint_id)
-
-        def write() -> None:
-            aside = path.with_suffix(".new")
-            with typed(path):
-                with aside.open("wb") as file:
-                    file.write(msgspec.json.encode(manifest))
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.replace(path)
-                directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
-
-        await self._offload(write)
+        await self._offload(lambda: _note(self._manifest(vm_id, checkpoint_id), manifest))
 
     async def read_manifest(self, vm_id: VmId, checkpoint_id: CheckpointId) -> CheckpointManifest | None:
         """See `Workspace.read_manifest`. One that cannot be read was never noted: the checkpoint is made again."""
-        path = self._manifest(vm_id, checkpoint_id)
+        return await self._offload(lambda: _noted(self._manifest(vm_id, checkpoint_id), CheckpointManifest))
 
-        def read() -> CheckpointManifest | None:
-            with typed(path):
-                try:
-                    return msgspec.json.decode(path.read_bytes(), type=CheckpointManifest)
-                except (FileNotFoundError, msgspec.MsgspecError):
-                    return None
+    async def write_taken(self, vm_id: VmId, checkpoint_id: CheckpointId, taken: TakenCheckpoint) -> None:
+        """See `Workspace.write_taken`."""
+        await self._offload(lambda: _note(self._manifest(vm_id, checkpoint_id), taken))
 
-        return await self._offload(read)
+    async def read_taken(self, vm_id: VmId, checkpoint_id: CheckpointId) -> TakenCheckpoint | None:
+        """See `Workspace.read_taken`."""
+        return await self._offload(lambda: _noted(self._manifest(vm_id, checkpoint_id), TakenCheckpoint))
 
     def _manifest(self, vm_id: VmId, checkpoint_id: CheckpointId) -> Path:
         return self.path(vm_id) / f"{checkpoint_id}.json"
@@ -135,6 +121,29 @@ class DirectoryWorkspace:
                 "stop it first, or give this one a data directory of its own",
             ) from None
         return number
+
+
+def _note(path: Path, note: msgspec.Struct) -> None:
+    aside = path.with_suffix(".new")
+    with typed(path):
+        with aside.open("wb") as file:
+            file.write(msgspec.json.encode(note))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _noted(path: Path, kind: type[Note]) -> Note | None:
+    with typed(path):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
 
 
 def _emptied(path: Path) -> Path:

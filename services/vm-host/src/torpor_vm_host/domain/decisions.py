@@ -7,6 +7,8 @@ from typing import assert_never
 from torpor_contracts.errors import Rejected
 from torpor_contracts.ids import SessionId, TenantId
 from torpor_contracts.vm import (
+    IN_USE,
+    CheckpointVm,
     ExecVm,
     QuarantineVm,
     ReapVm,
@@ -14,6 +16,7 @@ from torpor_contracts.vm import (
     StartVm,
     StopVm,
     SuspendVm,
+    VmCheckpointStarted,
     VmClaimed,
     VmEvent,
     VmExecStarted,
@@ -22,7 +25,16 @@ from torpor_contracts.vm import (
     VmStopped,
     VmSuspendStarted,
 )
-from torpor_vm_host.domain.observations import Failure, Outcome, Place, exec_end, not_suspended, released, start_failed
+from torpor_vm_host.domain.observations import (
+    Failure,
+    Outcome,
+    Place,
+    exec_end,
+    not_checkpointed,
+    not_suspended,
+    released,
+    start_failed,
+)
 from torpor_vm_host.domain.vm import (
     Absent,
     Claim,
@@ -110,12 +122,17 @@ def exec_program(state: VmState, command: ExecVm, place: Place, execs_max: int) 
     ]
 
 
-def suspend(state: VmState, command: SuspendVm, place: Place) -> list[VmEvent]:
-    """Record that the machine is about to be paused; nothing when that is under way or done under the same id."""
+def suspend(state: VmState, command: SuspendVm, place: Place, used: str = "") -> list[VmEvent]:
+    """Record that the machine is about to be paused; nothing when that is under way or done under the same id.
+
+    `used`: why it is not idle; then it is not suspended.
+    """
     match state:
         case Running():
             _check_same(state, place, command.session_id, command.incarnation)
             late = deadline_failure(command.deadline_at, place.now)
+            if late is None and used:
+                late = Failure(IN_USE, used, retryable=True)
             started = _suspend_started(state.claim, command, place)
             return [started] if late is None else [not_suspended(started, place, late)]
         case Suspending():
@@ -130,6 +147,32 @@ def suspend(state: VmState, command: SuspendVm, place: Place) -> list[VmEvent]:
             raise _not_running(state, place)
         case _ as never:
             assert_never(never)
+
+
+def checkpoint(state: VmState, command: CheckpointVm, place: Place) -> list[VmEvent]:
+    """Record that the machine is about to be captured; nothing when that is under way or done under the same id."""
+    if not isinstance(state, Running):
+        raise _not_running(state, place)
+    _check_same(state, place, command.session_id, command.incarnation)
+    if state.checkpoint is not None:
+        if state.checkpoint.checkpoint_id == command.checkpoint_id:
+            return []
+        other = state.checkpoint.checkpoint_id
+        raise Rejected("checkpoint-in-progress", f"{place.vm_id} is being checkpointed as {other}", "wait for its end")
+    if state.checkpointed == command.checkpoint_id:
+        return []
+    started = VmCheckpointStarted(
+        vm_id=place.vm_id,
+        host_id=place.host_id,
+        session_id=state.claim.session_id,
+        incarnation=state.claim.incarnation,
+        checkpoint_id=command.checkpoint_id,
+        parent_id=command.parent_id,
+        started_at=place.now,
+        deadline_at=command.deadline_at,
+    )
+    late = deadline_failure(command.deadline_at, place.now)
+    return [started] if late is None else [not_checkpointed(started, place, late)]
 
 
 def check_stop(state: VmState, command: StopVm, place: Place) -> bool:

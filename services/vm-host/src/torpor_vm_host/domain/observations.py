@@ -2,14 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from torpor_contracts.checkpoint import CheckpointManifest
 from torpor_contracts.ids import ExecId, HostId, VmId
+from torpor_contracts.session_reports import ContinuedExec
 from torpor_contracts.vm import (
     ResourceRef,
     StartVm,
+    VmCheckpointed,
+    VmCheckpointFailed,
+    VmCheckpointStarted,
     VmEvent,
     VmExecContinued,
     VmExecEnded,
@@ -50,6 +55,25 @@ class Outcome(NamedTuple):
     output_bytes: int
 
 
+class Taken(Protocol):
+    """A checkpoint of a machine that runs on; see `torpor_vm_host.ports.TakenCheckpoint`."""
+
+    @property
+    def manifest(self) -> CheckpointManifest:
+        """What binds it together."""
+        ...
+
+    @property
+    def pause_ms(self) -> float:
+        """For how long the machine stood still."""
+        ...
+
+    @property
+    def taken_at(self) -> datetime:
+        """From when on."""
+        ...
+
+
 def start_failed(command: StartVm, place: Place, failure: Failure) -> VmStartFailed:
     """The event that says why a start came to nothing."""
     return VmStartFailed(
@@ -64,7 +88,7 @@ def start_failed(command: StartVm, place: Place, failure: Failure) -> VmStartFai
     )
 
 
-def started(state: VmState, place: Place, start_ms: int, inherited: Iterable[ExecId]) -> list[VmEvent]:
+def started(state: VmState, place: Place, start_ms: int, inherited: Sequence[ContinuedExec]) -> list[VmEvent]:
     """The machine was observed running, and with it the programs its checkpoint brought; once."""
     if not isinstance(state, Claimed):
         return []
@@ -79,8 +103,9 @@ def started(state: VmState, place: Place, start_ms: int, inherited: Iterable[Exe
             checkpoint_id=claim.checkpoint_id,
             start_ms=start_ms,
             observed_at=place.now,
+            execs=list(inherited),
         ),
-        *(_continued(claim, place, exec_id) for exec_id in inherited),
+        *(_continued(claim, place, one.exec_id) for one in inherited),
     ]
 
 
@@ -134,6 +159,33 @@ def exec_ended(state: VmState, end: VmExecEnded) -> list[VmEvent]:
 def suspend_failed(state: VmState, place: Place, failure: Failure) -> list[VmEvent]:
     """The checkpoint could not be made; the machine runs on."""
     return [not_suspended(state.suspend, place, failure)] if isinstance(state, Suspending) else []
+
+
+def checkpointed(state: VmState, place: Place, taken: Taken) -> list[VmEvent]:
+    """The checkpoint is registered and the machine runs on; once."""
+    if not isinstance(state, Running) or state.checkpoint is None:
+        return []
+    return [
+        VmCheckpointed(
+            vm_id=place.vm_id,
+            host_id=place.host_id,
+            session_id=state.claim.session_id,
+            incarnation=state.claim.incarnation,
+            checkpoint_id=state.checkpoint.checkpoint_id,
+            fingerprint=taken.manifest.fingerprint,
+            pause_ms=taken.pause_ms,
+            log_position=taken.manifest.log_position,
+            taken_at=taken.taken_at,
+            observed_at=place.now,
+        )
+    ]
+
+
+def checkpoint_failed(state: VmState, place: Place, failure: Failure) -> list[VmEvent]:
+    """The machine could not be captured; it runs on."""
+    if not isinstance(state, Running) or state.checkpoint is None:
+        return []
+    return [not_checkpointed(state.checkpoint, place, failure)]
 
 
 def suspended(
@@ -190,6 +242,21 @@ def _continued(claim: Claim, place: Place, exec_id: ExecId) -> VmExecContinued:
         session_id=claim.session_id,
         incarnation=claim.incarnation,
         exec_id=exec_id,
+        observed_at=place.now,
+    )
+
+
+def not_checkpointed(started: VmCheckpointStarted, place: Place, failure: Failure) -> VmCheckpointFailed:
+    """The event that says why a checkpoint of a running machine came to nothing."""
+    return VmCheckpointFailed(
+        vm_id=place.vm_id,
+        host_id=place.host_id,
+        session_id=started.session_id,
+        incarnation=started.incarnation,
+        checkpoint_id=started.checkpoint_id,
+        code=failure.code,
+        detail=failure.detail,
+        retryable=failure.retryable,
         observed_at=place.now,
     )
 

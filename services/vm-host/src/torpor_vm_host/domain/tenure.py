@@ -16,13 +16,15 @@ from torpor_contracts.session import (
     TerminateRequested,
     VmStartRequested,
 )
+from torpor_contracts.session_branches import RollbackRequested
 from torpor_vm_host.domain.observations import Place
 
 
 class Tenure(msgspec.Struct, frozen=True, kw_only=True):
     """`vm_id` is the session's machine, None while it has none; `said` tells that from a stream that says nothing.
 
-    `ending`: the session is to end, and its machine with it. `before`: the machines it had last, newest first.
+    `ending`: the machine is to end, with its session or because that goes back. `before`: the machines it had last,
+    newest first.
     """
 
     said: bool = False
@@ -51,6 +53,8 @@ def follow(tenure: Tenure, event: Any) -> Tenure:
         case SessionStartFailed() | SessionSuspended() | SessionLost() | SessionTerminated() | SessionFailed():
             return Tenure(said=True, vm_id=None, before=before)
         case TerminateRequested():
+            return Tenure(said=True, vm_id=event.vm_id, ending=True, before=tenure.before)
+        case RollbackRequested() if event.vm_id is not None:
             return Tenure(said=True, vm_id=event.vm_id, ending=True, before=tenure.before)
         case _:
             return tenure

@@ -13,6 +13,9 @@ from torpor_contracts.ids import CheckpointId, ExecId, HostId, SessionId, Tenant
 from torpor_contracts.session import MachineSpec
 from torpor_contracts.vm import (
     ResourceRef,
+    VmCheckpointed,
+    VmCheckpointFailed,
+    VmCheckpointStarted,
     VmClaimed,
     VmEvent,
     VmExecContinued,
@@ -56,11 +59,16 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, tag="claimed"):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
-    """It was seen running. `execs`: every program it was given, and whether that has not ended yet."""
+    """It was seen running. `execs`: every program it was given, and whether that has not ended yet.
+
+    `checkpoint` is being taken of it while it runs, `checkpointed` was taken last.
+    """
 
     claim: Claim
     held: tuple[ResourceRef, ...]
     execs: Mapping[ExecId, bool]
+    checkpoint: VmCheckpointStarted | None = None
+    checkpointed: CheckpointId | None = None
 
 
 class Suspending(msgspec.Struct, frozen=True, kw_only=True, tag="suspending"):
@@ -112,6 +120,9 @@ TRANSITIONS: Final[Mapping[str, Mapping[type[msgspec.Struct], str]]] = {
         VmExecEnded: "running",
         VmSuspendStarted: "suspending",
         VmSuspendFailed: "running",
+        VmCheckpointStarted: "running",
+        VmCheckpointed: "running",
+        VmCheckpointFailed: "running",
         VmStopped: "ended",
         VmQuarantined: "quarantined",
     },
@@ -195,6 +206,8 @@ def _evolved(state: VmState, event: VmEvent) -> VmState:
             after = Suspending(claim=_known_claim(state), held=held_by(state), execs=execs_of(state), suspend=event)
         case VmSuspendFailed():
             after = Running(claim=_known_claim(state), held=held_by(state), execs=execs_of(state))
+        case VmCheckpointStarted() | VmCheckpointed() | VmCheckpointFailed():
+            after = _with_checkpoint(state, event)
         case VmQuarantined():
             after = Quarantined(claim=claim_of(state), held=held_by(state), execs=execs_of(state))
         case VmStartFailed() | VmSuspended() | VmStopped() | VmReaped():
@@ -204,6 +217,19 @@ def _evolved(state: VmState, event: VmEvent) -> VmState:
         case _ as never:
             assert_never(never)
     return after
+
+
+def _with_checkpoint(state: VmState, event: VmCheckpointStarted | VmCheckpointed | VmCheckpointFailed) -> Running:
+    assert isinstance(state, Running), "the table allows it nowhere else"
+    match event:
+        case VmCheckpointStarted():
+            return msgspec.structs.replace(state, checkpoint=event)
+        case VmCheckpointed():
+            return msgspec.structs.replace(state, checkpoint=None, checkpointed=event.checkpoint_id)
+        case VmCheckpointFailed():
+            return msgspec.structs.replace(state, checkpoint=None)
+        case _ as never:
+            assert_never(never)
 
 
 def _ended(state: VmState, event: VmStartFailed | VmSuspended | VmStopped | VmReaped) -> Ended:

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from torpor_contracts.errors import Rejected
-from torpor_contracts.ids import RESERVED_PREFIXES, SYSTEM_TENANT, is_token
+from torpor_contracts.ids import RESERVED_PREFIXES, SYSTEM_TENANT, CheckpointId, is_token
 from torpor_contracts.session import CreateSession, ExecSession, MachineSpec, RetryRule
+from torpor_contracts.session_branches import CheckpointSession, ForkSession
 from torpor_scheduler.domain.session_decisions.context import Addressee, Limits
 
 IMAGE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -39,7 +40,7 @@ def check_session(command: CreateSession, limits: Limits) -> None:
             f"give {limits.idle_after_s_min:g} to {limits.idle_after_s_max:g} seconds, or null for never",
         )
     _check_retry(command.start_retry, limits)
-    _check_metadata(command.metadata, limits)
+    check_metadata(command.metadata, limits)
 
 
 def check_program(command: ExecSession, limits: Limits) -> None:
@@ -68,6 +69,47 @@ def check_program(command: ExecSession, limits: Limits) -> None:
             f"argv, env and stdin together exceed {limits.program_bytes_max} bytes",
             "write large input to a file in the session, and let the program read it",
         )
+
+
+def check_checkpoint(command: CheckpointSession, limits: Limits) -> None:
+    """The id must be one that only checkpoints have, and the label a short text."""
+    if command.checkpoint_id is not None:
+        check_checkpoint_id(command.checkpoint_id)
+    if len(command.label) > limits.label_max:
+        raise Rejected(
+            "label-too-large", f"the label has {len(command.label)} characters", f"give at most {limits.label_max}"
+        )
+
+
+def check_checkpoint_id(checkpoint_id: CheckpointId) -> None:
+    """The id of a checkpoint is a token that begins with `ckp-`."""
+    if not is_token(checkpoint_id) or not checkpoint_id.startswith("ckp-"):
+        raise Rejected(
+            "illegal-checkpoint-id",
+            f"{checkpoint_id[:80]!r} cannot be a checkpoint's id",
+            "use up to 63 of a-z, 0-9 and '-', beginning with 'ckp-'",
+        )
+
+
+def check_fork(command: ForkSession, addressee: Addressee, limits: Limits) -> None:
+    """The new sessions have ids of their own, not too many, and begin in one place."""
+    wanted = command.session_ids
+    if not 1 <= len(wanted) <= limits.forks_max:
+        raise Rejected(
+            "illegal-fork", f"{len(wanted) or command.count} sessions are wanted", f"ask for 1 to {limits.forks_max}"
+        )
+    if len(set(wanted)) != len(wanted) or addressee.session_id in wanted:
+        raise Rejected("illegal-fork", "two sessions would have the same id", "name each new session once")
+    for session_id in wanted:
+        check_addressee(Addressee(session_id=session_id, tenant_id=addressee.tenant_id))
+    if command.checkpoint_id is not None:
+        check_checkpoint_id(command.checkpoint_id)
+        if command.source != "auto":
+            raise Rejected(
+                "illegal-fork", "a checkpoint and a source are given", "give one of checkpoint_id and source"
+            )
+    if command.metadata is not None:
+        check_metadata(command.metadata, limits)
 
 
 def check_reason(reason: str) -> None:
@@ -101,7 +143,8 @@ def _check_retry(rule: RetryRule, limits: Limits) -> None:
             raise Rejected("illegal-retry-rule", f"start_retry.{name} is {value:g}", f"give {least:g} to {most:g}")
 
 
-def _check_metadata(metadata: dict[str, str], limits: Limits) -> None:
+def check_metadata(metadata: dict[str, str], limits: Limits) -> None:
+    """Metadata is a few short texts."""
     size_bytes = _bytes_of((*metadata, *metadata.values()))
     if len(metadata) > limits.metadata_keys_max or size_bytes > limits.metadata_bytes_max:
         raise Rejected(

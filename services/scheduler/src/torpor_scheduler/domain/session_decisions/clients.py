@@ -16,19 +16,21 @@ from torpor_contracts.session import (
     TerminateRequested,
     TerminateSession,
 )
+from torpor_contracts.session_branches import CheckpointSession, ForkSession, RollbackSession
 from torpor_scheduler.domain.folding import RECENT_EXECS_MAX
-from torpor_scheduler.domain.session import Phase, Session
+from torpor_scheduler.domain.session import Phase
 from torpor_scheduler.domain.session_decisions.asking import (
     check_addressee,
     check_program,
     check_reason,
     check_session,
 )
+from torpor_scheduler.domain.session_decisions.branches import fork, rollback
+from torpor_scheduler.domain.session_decisions.checkpointing import checkpoint, drop_checkpoint, refuse_second
 from torpor_scheduler.domain.session_decisions.context import Addressee, Context, Draft, HistoryNeeded
+from torpor_scheduler.domain.session_decisions.refusing import failed, refuse_ended, refuse_stale
 from torpor_scheduler.domain.session_decisions.sleeping import request_suspend
 from torpor_scheduler.domain.session_decisions.waking import end_exec, place, request_resume
-
-SESSION_QUERY = "see `torpor session show`"
 
 
 def decide_client(draft: Draft, command: ClientSessionCommand, addressee: Addressee, context: Context) -> None:
@@ -42,6 +44,7 @@ def decide_client(draft: Draft, command: ClientSessionCommand, addressee: Addres
         raise Rejected(
             "session-not-found", f"there is no session {addressee.session_id}", "see the list of sessions, or create it"
         )
+    refuse_ended(session)
     match command:
         case ExecSession():
             _exec(draft, command, context)
@@ -51,6 +54,12 @@ def decide_client(draft: Draft, command: ClientSessionCommand, addressee: Addres
             _resume(draft, command, context)
         case TerminateSession():
             _terminate(draft, command, context)
+        case CheckpointSession():
+            checkpoint(draft, command, context)
+        case ForkSession():
+            fork(draft, command, addressee, context)
+        case RollbackSession():
+            rollback(draft, command, context)
         case _ as never:
             assert_never(never)
 
@@ -77,10 +86,9 @@ def _create(draft: Draft, command: CreateSession, addressee: Addressee, context:
 def _exec(draft: Draft, command: ExecSession, context: Context) -> None:
     session, limits = draft.session, context.rules.limits
     check_program(command, limits)
-    _refuse_ended(session)
     if session.phase is Phase.FAILED:
-        raise _failed(session)
-    _check_incarnation(session, command.incarnation)
+        raise failed(session)
+    refuse_stale(session, command.incarnation)
     in_flight = (program.exec_id for program in session.execs)
     if command.exec_id in in_flight or command.exec_id in session.recent_execs or context.exec_known:
         raise Rejected(
@@ -101,31 +109,30 @@ def _exec(draft: Draft, command: ExecSession, context: Context) -> None:
 
 def _suspend(draft: Draft, command: SuspendSession, context: Context) -> None:
     session = draft.session
-    _refuse_ended(session)
-    _check_incarnation(session, command.incarnation)
+    refuse_stale(session, command.incarnation)
     match session.phase:
         case Phase.RUNNING:
+            refuse_second(session)
             request_suspend(draft, context, "client")
         case Phase.SUSPENDED:
             raise Rejected("already-suspended", "the session is suspended", "nothing is left to do")
         case Phase.SUSPENDING:
             raise Rejected("already-suspending", "the session is being suspended", "wait until it is suspended")
-        case Phase.REQUESTED | Phase.PLACING | Phase.STARTING | Phase.RESUMING:
+        case Phase.REQUESTED | Phase.PLACING | Phase.STARTING | Phase.RESUMING | Phase.ROLLING_BACK:
             raise Rejected("not-running", f"the session is {session.phase}", "wait until it runs, or terminate it")
         case Phase.LOST:
             raise Rejected(
                 "session-lost", "the session's machine is gone: there is nothing to suspend", "resume or terminate it"
             )
         case Phase.FAILED:
-            raise _failed(session)
+            raise failed(session)
         case _:
             raise InvariantViolation(f"suspend of a session in phase {session.phase}")
 
 
 def _resume(draft: Draft, command: ResumeSession, context: Context) -> None:
     session = draft.session
-    _refuse_ended(session)
-    _check_incarnation(session, command.incarnation)
+    refuse_stale(session, command.incarnation)
     match session.phase:
         case Phase.SUSPENDED | Phase.LOST:
             request_resume(draft, context, "client")
@@ -141,7 +148,7 @@ def _resume(draft: Draft, command: ResumeSession, context: Context) -> None:
             draft.record(ResumeDeferred(incarnation=session.incarnation, requested_at=context.now))
         case Phase.RUNNING:
             raise Rejected("already-running", "the session runs", "nothing is left to do")
-        case Phase.RESUMING:
+        case Phase.RESUMING | Phase.ROLLING_BACK:
             raise Rejected("already-resuming", "the session is being resumed", "wait until it runs")
         case Phase.REQUESTED | Phase.PLACING | Phase.STARTING:
             raise Rejected("already-starting", "the session is being started", "wait until it runs")
@@ -151,8 +158,8 @@ def _resume(draft: Draft, command: ResumeSession, context: Context) -> None:
 
 def _terminate(draft: Draft, command: TerminateSession, context: Context) -> None:
     check_reason(command.reason)
+    drop_checkpoint(draft, context, "terminated", "the session is terminated")
     session = draft.session
-    _refuse_ended(session)
     for program in session.execs:
         end_exec(draft, context, program, "cancelled", "the session was terminated")
     machine = session.machine
@@ -169,26 +176,3 @@ def _terminate(draft: Draft, command: TerminateSession, context: Context) -> Non
     )
     if machine is None:
         draft.record(SessionTerminated(incarnation=session.incarnation, cause="no-machine", observed_at=context.now))
-
-
-def _refuse_ended(session: Session) -> None:
-    if session.phase is Phase.TERMINATING:
-        raise Rejected("session-terminating", "the session is being terminated", "create another session")
-    if session.phase is Phase.TERMINATED:
-        raise Rejected("session-terminated", "the session was terminated", "create another session")
-
-
-def _failed(session: Session) -> Rejected:
-    problem = session.problem
-    if problem is None:
-        raise InvariantViolation(f"session {session.session_id} failed without a reason")
-    return Rejected("session-failed", f"the session failed: {problem.code}: {problem.detail}", problem.way_out)
-
-
-def _check_incarnation(session: Session, given: int | None) -> None:
-    if given is not None and given != session.incarnation:
-        raise Rejected(
-            "stale-incarnation",
-            f"the session is at incarnation {session.incarnation}, not {given}",
-            f"look at the session again ({SESSION_QUERY}), then act for the incarnation it has now",
-        )

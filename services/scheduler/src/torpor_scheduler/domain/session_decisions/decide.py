@@ -1,7 +1,9 @@
-"""The one door to all decisions about a session."""
+"""The one door to all decisions about a session, and about those that a fork of it makes."""
 
-from typing import assert_never
+from collections.abc import Mapping
+from typing import NamedTuple, assert_never
 
+from torpor_contracts.ids import SessionId
 from torpor_contracts.session import (
     CreateSession,
     ExecSession,
@@ -11,12 +13,15 @@ from torpor_contracts.session import (
     SuspendSession,
     TerminateSession,
 )
+from torpor_contracts.session_branches import CheckpointSession, ForkSession, RollbackSession
 from torpor_contracts.session_reports import (
     FireSessionTimer,
     ReportExecEnded,
     ReportExecStarted,
     ReportHostDraining,
     ReportHostLost,
+    ReportVmCheckpointed,
+    ReportVmCheckpointFailed,
     ReportVmStarted,
     ReportVmStartFailed,
     ReportVmStopped,
@@ -34,11 +39,27 @@ from torpor_scheduler.domain.session_decisions.reports import (
 from torpor_scheduler.domain.session_decisions.timeouts import decide_timer
 
 
-def decide(session: Session, command: SessionCommand, addressee: Addressee, context: Context) -> list[SessionEvent]:
+class Decided(NamedTuple):
+    """The events of the session itself, and those of each session that was made."""
+
+    events: list[SessionEvent]
+    made: Mapping[SessionId, list[SessionEvent]]
+
+
+def decide(session: Session, command: SessionCommand, addressee: Addressee, context: Context) -> Decided:
     """The events of a command. A client's command makes some or raises `Rejected`; a report may make none."""
     draft = Draft(session)
     match command:
-        case CreateSession() | ExecSession() | SuspendSession() | ResumeSession() | TerminateSession():
+        case (
+            CreateSession()
+            | ExecSession()
+            | SuspendSession()
+            | ResumeSession()
+            | TerminateSession()
+            | CheckpointSession()
+            | ForkSession()
+            | RollbackSession()
+        ):
             decide_client(draft, command, addressee, context)
         case _ if session.phase is Phase.ABSENT or session.tenant_id != addressee.tenant_id:
             pass  # a report that went astray: nothing here answers to it
@@ -47,6 +68,8 @@ def decide(session: Session, command: SessionCommand, addressee: Addressee, cont
             | ReportVmStartFailed()
             | ReportVmSuspended()
             | ReportVmSuspendFailed()
+            | ReportVmCheckpointed()
+            | ReportVmCheckpointFailed()
             | ReportVmStopped()
         ):
             decide_machine_report(draft, command, context)
@@ -58,4 +81,4 @@ def decide(session: Session, command: SessionCommand, addressee: Addressee, cont
             decide_timer(draft, command, context)
         case _ as never:
             assert_never(never)
-    return draft.events
+    return Decided(draft.events, {session_id: made.events for session_id, made in draft.made.items()})

@@ -11,23 +11,43 @@ from torpor_contracts.session import (
     SessionStarted,
     SessionTerminated,
 )
+from torpor_contracts.session_branches import ExecContinued
 from torpor_contracts.session_reports import (
     ReportExecEnded,
     ReportExecStarted,
     ReportHostDraining,
     ReportHostLost,
+    ReportVmCheckpointed,
+    ReportVmCheckpointFailed,
     ReportVmStarted,
     ReportVmStartFailed,
     ReportVmStopped,
     ReportVmSuspended,
     ReportVmSuspendFailed,
 )
+from torpor_contracts.vm import IN_USE
 from torpor_scheduler.domain.session import Exec, Machine, Phase, Session
+from torpor_scheduler.domain.session_decisions.branches import settle_checkpointed
+from torpor_scheduler.domain.session_decisions.checkpointing import fail_checkpoint, take_checkpoint
 from torpor_scheduler.domain.session_decisions.context import Context, Draft
-from torpor_scheduler.domain.session_decisions.sleeping import fail_suspend, lose, request_suspend, settle_suspended
-from torpor_scheduler.domain.session_decisions.waking import end_exec, fail_start
+from torpor_scheduler.domain.session_decisions.sleeping import (
+    fail_suspend,
+    lose,
+    request_suspend,
+    settle_suspended,
+    withdraw_suspend,
+)
+from torpor_scheduler.domain.session_decisions.waking import end_exec, fail_start, request_resume
 
-MachineReport = ReportVmStarted | ReportVmStartFailed | ReportVmSuspended | ReportVmSuspendFailed | ReportVmStopped
+CheckpointReport = ReportVmCheckpointed | ReportVmCheckpointFailed
+MachineReport = (
+    ReportVmStarted
+    | ReportVmStartFailed
+    | ReportVmSuspended
+    | ReportVmSuspendFailed
+    | ReportVmStopped
+    | CheckpointReport
+)
 ExecReport = ReportExecStarted | ReportExecEnded
 HostReport = ReportHostLost | ReportHostDraining
 
@@ -45,6 +65,9 @@ def decide_machine_report(draft: Draft, report: MachineReport, context: Context)
     machine = session.machine
     if machine is None or not _is(machine, report.vm_id, report.incarnation):
         return
+    if isinstance(report, CheckpointReport):
+        _of_checkpoint(draft, report, machine, context)
+        return
     match report:
         case ReportVmStarted():
             _started(draft, report, machine, context)
@@ -53,9 +76,7 @@ def decide_machine_report(draft: Draft, report: MachineReport, context: Context)
         case ReportVmSuspended():
             _suspended(draft, report, machine, context)
         case ReportVmSuspendFailed():
-            suspending = session.suspending
-            if suspending is not None and suspending.checkpoint_id == report.checkpoint_id:
-                fail_suspend(draft, context, report.code, report.detail)
+            _suspend_failed(draft, report, context)
         case ReportVmStopped():
             _stopped(draft, report, context)
         case _ as never:
@@ -103,12 +124,15 @@ def decide_host_report(draft: Draft, report: HostReport, context: Context) -> No
                 fail_start(draft, context, "host-lost", f"host {report.host_id} was lost", retryable=True)
             elif session.phase is Phase.TERMINATING:
                 _terminated(draft, context, "host-lost")
+            elif session.phase is Phase.ROLLING_BACK:
+                request_resume(draft, context, "rollback")
             else:
                 lose(draft, context, f"host {report.host_id} was lost", context.now)
         case ReportHostDraining():
             waiting = session.suspend_retry_at is not None and context.now < session.suspend_retry_at
             given_up = session.suspend_failures > 0 and session.suspend_retry_at is None
-            if session.phase is Phase.RUNNING and not (waiting or given_up):
+            busy = waiting or given_up or session.checkpointing is not None
+            if session.phase is Phase.RUNNING and not busy:
                 request_suspend(draft, context, "drain")
         case _ as never:
             assert_never(never)
@@ -130,6 +154,8 @@ def _of_lost(draft: Draft, report: MachineReport, machine: Machine, context: Con
             )
         case ReportVmSuspended():
             settle_suspended(draft, context, machine, report)
+        case ReportVmCheckpointed():
+            take_checkpoint(draft, context, machine, report)
         case _:
             pass
 
@@ -157,6 +183,18 @@ def _started(draft: Draft, report: ReportVmStarted, machine: Machine, context: C
                 observed_at=observed_at,
             )
         )
+    else:
+        return
+    for program in report.execs:
+        if all(program.exec_id != other.exec_id for other in draft.session.execs):
+            draft.record(
+                ExecContinued(
+                    exec_id=program.exec_id,
+                    incarnation=machine.incarnation,
+                    timeout_s=program.remaining_s,
+                    observed_at=observed_at,
+                )
+            )
 
 
 def _start_failed(draft: Draft, report: ReportVmStartFailed, context: Context) -> None:
@@ -172,12 +210,40 @@ def _suspended(draft: Draft, report: ReportVmSuspended, machine: Machine, contex
         settle_suspended(draft, context, machine, report)
     elif draft.session.phase is Phase.TERMINATING:
         _terminated(draft, context, "suspended")
+    elif draft.session.phase is Phase.ROLLING_BACK:
+        request_resume(draft, context, "rollback")
+
+
+def _suspend_failed(draft: Draft, report: ReportVmSuspendFailed, context: Context) -> None:
+    suspending = draft.session.suspending
+    if suspending is None or suspending.checkpoint_id != report.checkpoint_id:
+        return
+    if report.code == IN_USE and suspending.cause == "idle":
+        withdraw_suspend(draft, context, report.detail)
+    else:
+        fail_suspend(draft, context, report.code, report.detail)
+
+
+def _of_checkpoint(draft: Draft, report: CheckpointReport, machine: Machine, context: Context) -> None:
+    """A failure counts only for the try that is waited for: one that is over, or not yet begun, does not fail by it."""
+    pending = draft.session.checkpointing
+    match report:
+        case ReportVmCheckpointed():
+            if draft.session.phase in (Phase.RUNNING, Phase.SUSPENDING):
+                settle_checkpointed(draft, context, machine, report)
+        case ReportVmCheckpointFailed():
+            if pending is not None and pending.retry_at is None and pending.checkpoint_id == report.checkpoint_id:
+                fail_checkpoint(draft, context, report.code, report.detail, retryable=report.retryable)
+        case _ as never:
+            assert_never(never)
 
 
 def _stopped(draft: Draft, report: ReportVmStopped, context: Context) -> None:
     phase = draft.session.phase
     if phase is Phase.TERMINATING:
         _terminated(draft, context, "stopped")
+    elif phase is Phase.ROLLING_BACK:
+        request_resume(draft, context, "rollback")
     elif phase in (Phase.STARTING, Phase.RESUMING):
         fail_start(draft, context, "vm-stopped", report.cause, retryable=True)
     else:
@@ -201,7 +267,8 @@ def _goes_on(session: Session, vm_id: VmId, incarnation: int) -> bool:
     """Whether what that machine started is in the present one, or in the newest checkpoint."""
     if session.machine is not None and _is(session.machine, vm_id, incarnation):
         return True
-    return session.checkpoint is not None and session.checkpoint.incarnation == incarnation
+    newest = session.checkpoint
+    return newest is not None and newest.incarnation == incarnation and not newest.partial
 
 
 def _terminated(draft: Draft, context: Context, cause: str) -> None:

@@ -4,9 +4,16 @@ from datetime import datetime
 from typing import Literal
 
 from torpor_contracts.errors import InvariantViolation
-from torpor_contracts.session import SessionLost, SessionSuspended, SuspendFailed, SuspendRequested
+from torpor_contracts.session import (
+    SessionLost,
+    SessionSuspended,
+    SuspendFailed,
+    SuspendRequested,
+    SuspendWithdrawn,
+)
 from torpor_contracts.session_reports import ReportVmSuspended
 from torpor_scheduler.domain.session import Machine, started, unstarted
+from torpor_scheduler.domain.session_decisions.checkpointing import drop_checkpoint
 from torpor_scheduler.domain.session_decisions.context import Context, Draft, pause_s
 from torpor_scheduler.domain.session_decisions.waking import end_exec, request_resume, wake_for_what_waits
 
@@ -24,7 +31,7 @@ def request_suspend(draft: Draft, context: Context, cause: Literal["client", "id
             vm_id=machine.vm_id,
             incarnation=machine.incarnation,
             checkpoint_id=context.checkpoint_id,
-            parent_id=machine.checkpoint_id,
+            parent_id=machine.parent_id,
             cause=cause,
             requested_at=context.now,
             deadline_at=context.after(context.rules.suspend_timeout_s),
@@ -34,6 +41,7 @@ def request_suspend(draft: Draft, context: Context, cause: Literal["client", "id
 
 def settle_suspended(draft: Draft, context: Context, machine: Machine, report: ReportVmSuspended) -> None:
     """The machine is checkpointed and gone; wake the session again if something waits for it."""
+    drop_checkpoint(draft, context, "suspended", "the session was suspended first")
     suspending = draft.session.suspending
     draft.record(
         SessionSuspended(
@@ -70,6 +78,23 @@ def fail_suspend(draft: Draft, context: Context, code: str, detail: str) -> None
     )
 
 
+def withdraw_suspend(draft: Draft, context: Context, detail: str) -> None:
+    """The machine was not idle: it runs on, and its time begins anew; no failure, so nothing is counted."""
+    session = draft.session
+    if session.suspending is None:
+        raise InvariantViolation(f"session {session.session_id} is not being suspended")
+    again_s = max(session.idle_after_s or 0.0, context.rules.idle_again_s_min)
+    draft.record(
+        SuspendWithdrawn(
+            incarnation=session.incarnation,
+            checkpoint_id=session.suspending.checkpoint_id,
+            detail=detail,
+            observed_at=context.now,
+            retry_at=context.after(again_s),
+        )
+    )
+
+
 def lose(draft: Draft, context: Context, cause: str, at: datetime) -> None:
     """The machine is gone with what it did since the last checkpoint.
 
@@ -79,6 +104,7 @@ def lose(draft: Draft, context: Context, cause: str, at: datetime) -> None:
     machine = draft.session.machine
     if machine is None or machine.started_at is None:
         raise InvariantViolation(f"session {draft.session.session_id} has no machine that ran")
+    drop_checkpoint(draft, context, "session-lost", f"its machine is gone: {cause}")
     draft.record(
         SessionLost(
             incarnation=machine.incarnation,

@@ -4,9 +4,11 @@ from typing import assert_never
 
 from torpor_contracts.session import SessionTerminated
 from torpor_contracts.session_reports import FireSessionTimer
+from torpor_scheduler.domain.session import Phase
+from torpor_scheduler.domain.session_decisions.checkpointing import fail_checkpoint, request_again
 from torpor_scheduler.domain.session_decisions.context import Context, Draft
 from torpor_scheduler.domain.session_decisions.sleeping import fail_suspend, request_suspend
-from torpor_scheduler.domain.session_decisions.waking import end_exec, fail_start, place
+from torpor_scheduler.domain.session_decisions.waking import end_exec, fail_start, place, request_resume
 from torpor_scheduler.domain.timers import overdue_execs, timer_of
 
 
@@ -26,15 +28,33 @@ def decide_timer(draft: Draft, command: FireSessionTimer, context: Context) -> N
         case "suspend":
             fail_suspend(draft, context, "suspend-timed-out", "the host did not report in time")
         case "stop":
-            draft.record(
-                SessionTerminated(incarnation=session.incarnation, cause="stop-unconfirmed", observed_at=context.now)
-            )
+            _go_on_unconfirmed(draft, context)
         case "idle":
             request_suspend(draft, context, "idle")
         case "exec":
             _end_overdue(draft, context)
+        case "checkpoint":
+            _see_to_checkpoint(draft, context)
         case _ as never:
             assert_never(never)
+
+
+def _go_on_unconfirmed(draft: Draft, context: Context) -> None:
+    """The machine may be there still: it is of an incarnation that is over, and is stopped when it is seen."""
+    if draft.session.phase is Phase.ROLLING_BACK:
+        request_resume(draft, context, "rollback")
+        return
+    draft.record(
+        SessionTerminated(incarnation=draft.session.incarnation, cause="stop-unconfirmed", observed_at=context.now)
+    )
+
+
+def _see_to_checkpoint(draft: Draft, context: Context) -> None:
+    pending = draft.session.checkpointing
+    if pending is not None and pending.retry_at is not None:
+        request_again(draft, context)
+    else:
+        fail_checkpoint(draft, context, "checkpoint-timed-out", "the host did not report in time", retryable=True)
 
 
 def _end_overdue(draft: Draft, context: Context) -> None:

@@ -16,8 +16,8 @@ from torpor_scheduler.domain.session import Exec, Machine, Session, Starting, ne
 from torpor_scheduler.domain.session_decisions.context import Context, Draft, pause_s
 
 
-def request_resume(draft: Draft, context: Context, cause: Literal["client", "work", "drain"]) -> None:
-    """Wake the session from its newest checkpoint, or from its image if it never had one."""
+def request_resume(draft: Draft, context: Context, cause: Literal["client", "work", "drain", "rollback"]) -> None:
+    """Wake the session from its newest checkpoint (or the one it goes back to), or from its image if it has none."""
     checkpoint = draft.session.checkpoint
     draft.record(
         ResumeRequested(

@@ -48,6 +48,7 @@ from torpor_vm_host.ports import (
     ExecOutcome,
     LiveCheckpoint,
     OnOutput,
+    OnPause,
     PartFile,
     PresentVm,
     VmSpec,
@@ -152,9 +153,9 @@ class FirecrackerDriver(GuestPrograms):
         """See `ports.Driver`."""
         return await (await self._get(vm_id)).checkpoint(directory)
 
-    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
         """See `ports.Driver`."""
-        return await (await self._get(vm_id)).checkpoint_live(directory)
+        return await (await self._get(vm_id)).checkpoint_live(directory, at_pause)
 
     async def resume(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""

@@ -25,7 +25,7 @@ from torpor_vm_host.adapters.firecracker.template import Template
 from torpor_vm_host.adapters.firecracker.vsock import open_channel
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
-from torpor_vm_host.ports import VM_GONE, DriverError, LiveCheckpoint, PartFile
+from torpor_vm_host.ports import VM_GONE, DriverError, LiveCheckpoint, OnPause, PartFile
 
 HELLO_S_MAX: Final = 30.0
 QUIET_S_MAX: Final = 5.0
@@ -161,7 +161,7 @@ class Machine:
             whole = await self._snapshot()
             return await asyncio.to_thread(self._write_parts, template, directory, whole=whole, aside=None)
 
-    async def checkpoint_live(self, directory: Path) -> LiveCheckpoint:
+    async def checkpoint_live(self, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
         """See `ports.Driver.checkpoint_live`."""
         clock = asyncio.get_running_loop().time
         async with self.lock, self._taking() as template:
@@ -170,6 +170,7 @@ class Machine:
             began = clock()
             try:
                 await self.pause()
+                await at_pause()
                 whole = await self._snapshot()
                 aside = await asyncio.to_thread(self._set_disk_aside, template, directory)
             finally:

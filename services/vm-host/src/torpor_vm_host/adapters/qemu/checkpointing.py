@@ -24,7 +24,7 @@ from torpor_vm_host.adapters.qemu.parts import DISK, write
 from torpor_vm_host.adapters.qemu.process import QemuProcess
 from torpor_vm_host.adapters.qemu.records import DISK as OWN_DISK
 from torpor_vm_host.adapters.qemu.template import Template
-from torpor_vm_host.ports import DriverError, PartFile
+from torpor_vm_host.ports import DriverError, OnPause, PartFile
 
 RAW_STATE: Final = "devices.raw"
 JOB: Final = "checkpoint"
@@ -51,7 +51,9 @@ async def checkpoint_paused(machine: Machine, template: Template, directory: Pat
             capture.close()
 
 
-async def checkpoint_live(machine: Machine, template: Template, directory: Path) -> tuple[list[PartFile], float]:
+async def checkpoint_live(
+    machine: Machine, template: Template, directory: Path, at_pause: OnPause
+) -> tuple[list[PartFile], float]:
     """Write the parts of a machine that goes on; also how long it stood still, in milliseconds."""
     process = machine.process
     with _failing():
@@ -62,14 +64,14 @@ async def checkpoint_live(machine: Machine, template: Template, directory: Path)
                 _file_for(process, directory / RAW_STATE) as state,
                 _copy_node(machine, directory / DISK) as node,
             ):
-                pause_ms = await _within_the_pause(process, capture, state, node)
+                pause_ms = await _within_the_pause(process, capture, state, node, at_pause)
                 await _copied(machine)
             return await asyncio.to_thread(write, capture.runs(), directory / RAW_STATE, template, directory), pause_ms
         finally:
             capture.close()
 
 
-async def _within_the_pause(process: QemuProcess, capture: Capture, state: str, node: str) -> float:
+async def _within_the_pause(process: QemuProcess, capture: Capture, state: str, node: str, at_pause: OnPause) -> float:
     backup = {
         "job-id": JOB,
         "device": DISK_NODE,
@@ -85,12 +87,18 @@ async def _within_the_pause(process: QemuProcess, capture: Capture, state: str, 
     }
     try:
         await process.answer(sent.pop("stop"), "stop")
-        await asyncio.to_thread(capture.take)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(asyncio.to_thread(capture.take))
+            both.create_task(_called(at_pause))
         for what, answer in sent.items():
             await process.answer(answer, what)
     finally:
         await process.command("cont")
     return 1000 * (time.perf_counter() - began)
+
+
+async def _called(at_pause: OnPause) -> None:
+    await at_pause()
 
 
 async def drop_leftovers(process: QemuProcess) -> None:

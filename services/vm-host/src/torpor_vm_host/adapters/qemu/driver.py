@@ -35,6 +35,7 @@ from torpor_vm_host.ports import (
     CheckpointFiles,
     DriverError,
     LiveCheckpoint,
+    OnPause,
     PartFile,
     PresentVm,
     VmSpec,
@@ -169,14 +170,14 @@ class QemuDriver(GuestPrograms):
         async with machine.checkpointing, self._captures:
             return await checkpoint_paused(machine, template, directory)
 
-    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
         """See `ports.Driver`."""
         machine = await self._get(vm_id)
         template = await self._template_of(machine)
         async with machine.checkpointing, self._captures:
             if machine.paused:
                 raise DriverError("vm-not-running", f"{vm_id} is paused", retryable=True)
-            parts, pause_ms = await checkpoint_live(machine, template, directory)
+            parts, pause_ms = await checkpoint_live(machine, template, directory, at_pause)
         return LiveCheckpoint(parts=parts, pause_ms=pause_ms)
 
     async def resume(self, vm_id: VmId) -> None:

@@ -1,7 +1,9 @@
 """Following programs in a guest: output in order to whoever takes it, confirmed when it is taken, until the end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import msgspec
@@ -41,11 +43,13 @@ class ClosedEvent(msgspec.Struct, frozen=True, tag="closed", tag_field="event"):
 
 
 class Followers:
-    """Hands the events of a guest's programs to those who follow them, one follower a program."""
+    """Hands a guest's events to those who wait for them: one follower a program, any number of watches."""
 
     def __init__(self, guest: GuestChannel) -> None:
         self._guest = guest
         self._queues: dict[str, asyncio.Queue[Frame]] = {}
+        self._watches: dict[str, Callable[[Frame], None]] = {}
+        self._numbers = itertools.count(1)
         guest.on_event = self._take
 
     async def follow(self, exec_id: ExecId, begin: Callable[[], Awaitable[Frame]], on_output: OnOutput) -> ExecOutcome:
@@ -63,6 +67,16 @@ class Followers:
         finally:
             if self._queues.get(exec_id) is queue:
                 del self._queues[exec_id]
+
+    @contextmanager
+    def watching(self, take: Callable[[Frame], None]) -> Iterator[str]:
+        """The id of a new watch, whose events `take` is given, and the one that says that the channel was closed."""
+        watch = f"watch-{next(self._numbers)}"
+        self._watches[watch] = take
+        try:
+            yield watch
+        finally:
+            del self._watches[watch]
 
     async def _take_all(
         self, exec_id: ExecId, queue: asyncio.Queue[Frame], on_output: OnOutput, first_offset: int
@@ -87,9 +101,14 @@ class Followers:
 
     def _take(self, frame: Frame) -> None:
         exec_id = frame.header.get("exec_id")
+        watching = self._watches.get(str(frame.header.get("watch")))
+        if watching is not None:
+            watching(frame)
         if frame.header["event"] == "closed" and exec_id is None:
             for queue in self._queues.values():
                 queue.put_nowait(frame)
+            for take in list(self._watches.values()):
+                take(frame)
             return
         follower = self._queues.get(exec_id) if isinstance(exec_id, str) else None
         if follower is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from torpor_contracts.vm import ResourceRef
 from torpor_eventlog.instants import to_us
 from torpor_messaging.ports import Clock
 from torpor_vm_host.adapters.simulated import guest
+from torpor_vm_host.adapters.simulated.files import Live, SimulatedFiles
 from torpor_vm_host.adapters.simulated.machine import End, Machine, Process
 from torpor_vm_host.adapters.simulated.parts import FINGERPRINT, machine_from, refuse_unknown, write_parts
 from torpor_vm_host.adapters.simulated.stores import MachineGone, Machines, MachineUnreadable
@@ -28,6 +29,7 @@ from torpor_vm_host.ports import (
     ExecOutcome,
     LiveCheckpoint,
     OnOutput,
+    OnPause,
     Output,
     PartFile,
     PresentExec,
@@ -60,7 +62,7 @@ class _Live:
         changed.set()
 
 
-class SimulatedDriver:
+class SimulatedDriver(SimulatedFiles):
     """See `torpor_vm_host.ports.Driver`."""
 
     name = "simulated"
@@ -141,17 +143,25 @@ class SimulatedDriver:
             with _named():
                 return await self._offload(lambda: write_parts(machine, directory))
 
-    async def checkpoint_live(self, vm_id: VmId, directory: Path) -> LiveCheckpoint:
-        """See `Driver.checkpoint_live`: the moment is now, the writing takes the time."""
+    async def checkpoint_live(self, vm_id: VmId, directory: Path, at_pause: OnPause) -> LiveCheckpoint:
+        """See `Driver.checkpoint_live`: the writing takes its time when the machine runs on."""
         async with self._holding(vm_id) as live:
             if live.machine.state != "running":
                 raise DriverError("vm-not-running", f"{vm_id} is {live.machine.state}", retryable=True)
+            began_us = self._now_us()
             async with self._changing(live):
                 live.machine.generation += 1
-            moment = live.machine.stood_still(self._now_us())
+                live.machine.pause(began_us)
+            await at_pause()
+            captured = msgspec.json.decode(msgspec.json.encode(live.machine), type=Machine)
+            async with self._changing(live):
+                live.machine.run(self._now_us())
+            pause_ms = (self._now_us() - began_us) / 1000
         await self._clock.sleep(self._timing.checkpoint_s)
         with _named():
-            return LiveCheckpoint(parts=await self._offload(lambda: write_parts(moment, directory)), pause_ms=0.0)
+            return LiveCheckpoint(
+                parts=await self._offload(lambda: write_parts(captured, directory)), pause_ms=pause_ms
+            )
 
     async def resume(self, vm_id: VmId) -> None:
         """See `Driver.resume`."""
@@ -236,6 +246,21 @@ class SimulatedDriver:
         return max(0, due_us - self._now_us()) / guest.US_PER_S
 
     @asynccontextmanager
+    async def _awake(self, vm_id: VmId) -> AsyncIterator[_Live]:
+        """See `SimulatedFiles`."""
+        while True:
+            async with self._holding(vm_id) as live:
+                if live.machine.state == "running":
+                    yield live
+                    return
+                changed = live.changed
+            await changed.wait()
+
+    def _changing_it(self, live: Live) -> AbstractAsyncContextManager[None]:
+        """See `SimulatedFiles`."""
+        return self._changing(live)
+
+    @asynccontextmanager
     async def _holding(self, vm_id: VmId) -> AsyncIterator[_Live]:
         """The machine as it is now, with nobody else changing it; raises `DriverError` when it is gone."""
         while True:
@@ -257,7 +282,7 @@ class SimulatedDriver:
         return self._lives[vm_id]
 
     @asynccontextmanager
-    async def _changing(self, live: _Live) -> AsyncIterator[None]:
+    async def _changing(self, live: Live) -> AsyncIterator[None]:
         """Keep what is done inside before anybody sees it; when that fails, what the store has is looked at again."""
         try:
             yield
@@ -268,7 +293,7 @@ class SimulatedDriver:
             raise
         live.notify()
 
-    def _process(self, live: _Live, exec_id: ExecId) -> Process:
+    def _process(self, live: Live, exec_id: ExecId) -> Process:
         process = live.machine.processes.get(exec_id)
         if process is None:
             raise DriverError(EXEC_UNKNOWN, f"the guest knows no program {exec_id}", retryable=False)

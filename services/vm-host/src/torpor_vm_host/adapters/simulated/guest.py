@@ -6,12 +6,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from torpor_contracts.ids import ExecId
-from torpor_contracts.session import ExecSpec
-from torpor_vm_host.adapters.simulated.machine import End, Machine, Process, Step, Written
+from torpor_contracts.session import ExecSpec, TerminalSize
+from torpor_vm_host.adapters.simulated import tree
+from torpor_vm_host.adapters.simulated.machine import End, Machine, Meta, Process, Step, Written
 from torpor_vm_host.adapters.simulated.shell import NotUnderstood, steps_of
+from torpor_vm_host.adapters.simulated.tree import key_of
+from torpor_vm_host.guest_ports import STDIN_FULL
+from torpor_vm_host.ports import DriverError
 
-FILE_BYTES_MAX: Final = 1024 * 1024
-DISK_BYTES_MAX: Final = 4 * 1024 * 1024
+STDIN_BYTES_MAX: Final = 1024 * 1024
+SHELLS_ALONE: Final = (["sh"], ["bash"], ["/bin/sh"], ["/bin/bash"])
+"""Programs that take their input for commands."""
+PROMPT: Final = b"$ "
+INTERRUPT_KEY: Final = b"\x03"
+END_KEY: Final = b"\x04"
+SIGINT: Final = 2
+HARMLESS: Final = frozenset({0, 17, 18, 23, 28})
+"""Signals that end no program: nothing, SIGCHLD, SIGCONT, SIGURG, SIGWINCH."""
+
 SEQ_MAX: Final = 200_000
 SLEEP_S_MAX: Final = 10 * 366 * 86_400.0
 US_PER_S: Final = 1_000_000
@@ -29,6 +41,7 @@ class Done(NamedTuple):
     err: bytes = b""
     sleeps_us: int = 0
     ends: bool = False
+    reads: bool = False
 
 
 Command = Callable[[Machine, Process, list[str]], Done]
@@ -45,8 +58,14 @@ def spawn(machine: Machine, exec_id: ExecId, program: ExecSpec, now_us: int) -> 
         stdin=program.stdin,
         at_us=now_us,
         times_out_us=now_us + _us(program.timeout_s),
+        stdin_open=program.stdin_open or program.terminal is not None,
+        terminal=program.terminal,
     )
     machine.processes[exec_id] = process
+    if program.argv in SHELLS_ALONE:
+        process.shell, process.given = True, program.stdin.encode()
+        _prompt(process)
+        return process
     try:
         process.steps = steps_of(program.argv)
     except NotUnderstood as error:
@@ -74,9 +93,50 @@ def taken(process: Process, offset: int, now_us: int) -> None:
         process.at_us = max(process.at_us, now_us)
 
 
+def feed(process: Process, data: bytes, offset: int, *, ends: bool, now_us: int) -> int:
+    """Give a program input; how much it has been given in all. Raises `DriverError`."""
+    known = process.given_bytes - offset
+    if known < 0:
+        raise DriverError("stdin-gap", f"it was given {process.given_bytes} bytes, not {offset}", retryable=False)
+    data = data[known:]
+    if data and not process.stdin_open:
+        raise DriverError("stdin-closed", f"{process.exec_id} takes no more input", retryable=False)
+    if len(process.given) + len(data) > STDIN_BYTES_MAX:
+        raise DriverError(STDIN_FULL, f"{process.exec_id} has {len(process.given)} bytes to read still", retryable=True)
+    process.given_bytes += len(data)
+    if process.terminal is not None:
+        data, ends = _typed(process, data, ends=ends)
+    process.given += data
+    process.stdin_open = process.stdin_open and not ends
+    if process.reads and process.end is None:
+        process.at_us = max(process.at_us, now_us)
+    return process.given_bytes
+
+
+def _typed(process: Process, data: bytes, *, ends: bool) -> tuple[bytes, bool]:
+    """What a terminal makes of keys: an echo, and what the program gets to read."""
+    before, interrupt, after = data.rpartition(INTERRUPT_KEY)
+    if interrupt:
+        _write(process, "stdout", before + b"^C\n")
+        process.given = b""
+        if not process.shell:
+            kill(process, SIGINT)
+    line, end_key, _ = after.partition(END_KEY)
+    line = line.replace(b"\r", b"\n")
+    _write(process, "stdout", line)
+    return line, ends or bool(end_key)
+
+
+def resize(process: Process, size: TerminalSize) -> None:
+    """Another size for a program's terminal; raises `DriverError`."""
+    if process.terminal is None:
+        raise DriverError("no-terminal", f"{process.exec_id} has no terminal", retryable=False)
+    process.terminal = size
+
+
 def kill(process: Process, signal: int) -> None:
-    """End a program by a signal."""
-    if process.end is None:
+    """End a program by a signal, but for those that end none."""
+    if process.end is None and signal not in HARMLESS:
         process.end = End(outcome="signaled", exit_code=None, detail=f"signal {signal}")
 
 
@@ -86,6 +146,8 @@ def _go_on(machine: Machine, process: Process, at_us: int) -> None:
         process.end = End(outcome="timed-out", exit_code=None, detail="its time was over")
         return
     process.wakes_us = None
+    if process.shell and process.next_step == len(process.steps) and not _next_line(process):
+        return
     if process.next_step == len(process.steps):
         process.end = End(outcome="exited", exit_code=process.status)
         return
@@ -96,11 +158,44 @@ def _go_on(machine: Machine, process: Process, at_us: int) -> None:
     done = _redirected(machine, process, step, _run(machine, process, step.argv))
     _write(process, "stdout", done.out)
     _write(process, "stderr", done.err)
+    process.reads = done.reads
+    if done.reads:
+        process.next_step -= 1
+        return
     process.status = done.status
+    if process.shell:
+        _prompt(process)
     if done.ends:
+        process.shell = False
         process.next_step = len(process.steps)
     if done.sleeps_us:
         process.wakes_us = process.at_us + done.sleeps_us
+
+
+def _prompt(process: Process) -> None:
+    if process.terminal is not None:
+        _write(process, "stdout", PROMPT)
+
+
+def _next_line(process: Process) -> bool:
+    """Take the next line of a shell's input for a command; whether the shell has anything to do, or has ended."""
+    line, newline, rest = process.given.partition(b"\n")
+    if not newline and process.stdin_open:
+        process.reads = True
+        return False
+    process.given, process.reads = rest, False
+    if not newline and not line:
+        process.shell = False
+        return True
+    try:
+        process.steps += steps_of(["sh", "-c", line.decode(errors="replace")])
+    except NotUnderstood as error:
+        _write(process, "stderr", _unknown(f"sh: {error}"))
+        process.status = NOT_FOUND
+    if process.next_step == len(process.steps):
+        _prompt(process)
+        return False
+    return True
 
 
 def _run(machine: Machine, process: Process, argv: list[str]) -> Done:
@@ -116,7 +211,7 @@ def _run(machine: Machine, process: Process, argv: list[str]) -> Done:
 def _redirected(machine: Machine, process: Process, step: Step, done: Done) -> Done:
     if step.into is None:
         return done
-    stored = _store(machine, _path(process, step.into), done.out, appends=step.appends)
+    stored = _store(machine, process, step.into, done.out, appends=step.appends)
     return done._replace(out=b"", err=done.err + stored.err, status=stored.status or done.status)
 
 
@@ -133,6 +228,8 @@ def _unknown(what: str) -> bytes:
 
 
 def _write(process: Process, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+    if process.terminal is not None:
+        stream, data = "stdout", data.replace(b"\n", b"\r\n")
     for start in range(0, len(data), CHUNK_BYTES_MAX):
         piece = data[start : start + CHUNK_BYTES_MAX]
         process.written.append(Written(stream=stream, offset=process.written_bytes, data=piece))
@@ -140,15 +237,17 @@ def _write(process: Process, stream: Literal["stdout", "stderr"], data: bytes) -
 
 
 def _path(process: Process, name: str) -> str:
-    return posixpath.normpath(posixpath.join(process.cwd, name))
+    return key_of(posixpath.normpath(posixpath.join(process.cwd, name)).encode(errors="surrogateescape"))
 
 
-def _store(machine: Machine, path: str, data: bytes, *, appends: bool) -> Done:
-    content = machine.files.get(path, b"") + data if appends else data
-    others = sum(len(kept) for name, kept in machine.files.items() if name != path)
-    if len(content) > FILE_BYTES_MAX or others + len(content) > min(DISK_BYTES_MAX, machine.spec.disk_mib << 20):
-        return Done(1, err=f"{path}: No space left on device\n".encode())
-    machine.files[path] = content
+def _store(machine: Machine, process: Process, name: str, data: bytes, *, appends: bool) -> Done:
+    key = _path(process, name)
+    content = machine.files.get(key, b"") + data if appends else data
+    try:
+        tree.put(machine, key, content, Meta(mode=0o644, user=process.user, modified_us=process.at_us))
+    except DriverError as error:
+        said = "No space left on device" if error.code == "disk-full" else error.detail
+        return Done(1, err=f"{name}: {said}\n".encode())
     return Done()
 
 
@@ -158,6 +257,8 @@ def _echo(_machine: Machine, _process: Process, args: list[str]) -> Done:
 
 
 def _cat(machine: Machine, process: Process, args: list[str]) -> Done:
+    if not args:
+        return _copied(process)
     out, missing = [], []
     for name in args:
         content = machine.files.get(_path(process, name))
@@ -165,25 +266,44 @@ def _cat(machine: Machine, process: Process, args: list[str]) -> Done:
             missing.append(f"cat: {name}: No such file or directory\n")
         else:
             out.append(content)
-    return Done(1 if missing else 0, b"".join(out) if args else process.stdin.encode(), "".join(missing).encode())
+    return Done(1 if missing else 0, b"".join(out), "".join(missing).encode())
+
+
+def _copied(process: Process) -> Done:
+    """What came in goes out, until no more can come."""
+    out, process.given, process.stdin = process.stdin.encode() + process.given, b"", ""
+    return Done(out=out, reads=process.stdin_open)
 
 
 def _put(machine: Machine, process: Process, args: list[str]) -> Done:
-    return _store(machine, _path(process, args[0]), (" ".join(args[1:]) + "\n").encode(), appends=False)
+    return _store(machine, process, args[0], (" ".join(args[1:]) + "\n").encode(), appends=False)
 
 
 def _append(machine: Machine, process: Process, args: list[str]) -> Done:
-    return _store(machine, _path(process, args[0]), (" ".join(args[1:]) + "\n").encode(), appends=True)
+    return _store(machine, process, args[0], (" ".join(args[1:]) + "\n").encode(), appends=True)
 
 
 def _ls(machine: Machine, process: Process, args: list[str]) -> Done:
-    folder = _path(process, args[0] if args else ".").rstrip("/") + "/"
-    names = {path.removeprefix(folder).partition("/")[0] for path in machine.files if path.startswith(folder)}
-    return Done(out="".join(f"{name}\n" for name in sorted(names)).encode())
+    try:
+        names = tree.names_in(machine, _path(process, args[0] if args else "."))
+    except DriverError as error:
+        return Done(2, err=f"ls: {args[0] if args else '.'}: {error.detail}\n".encode())
+    return Done(out=b"".join(name + b"\n" for name in names))
+
+
+def _tty(_machine: Machine, process: Process, _args: list[str]) -> Done:
+    return Done(1, out=b"not a tty\n") if process.terminal is None else Done(out=b"/dev/pts/0\n")
+
+
+def _stty(_machine: Machine, process: Process, args: list[str]) -> Done:
+    size = process.terminal
+    if size is None or args != ["size"]:
+        return Done(1, err=b"stty: only the size of a terminal\n")
+    return Done(out=f"{size.rows} {size.columns}\n".encode())
 
 
 def _rm(machine: Machine, process: Process, args: list[str]) -> Done:
-    missing = [name for name in args if name != "-f" and machine.files.pop(_path(process, name), None) is None]
+    missing = [name for name in args if name != "-f" and not tree.drop(machine, _path(process, name))]
     if not missing or "-f" in args:
         return Done()
     return Done(1, err="".join(f"rm: {name}: No such file or directory\n" for name in missing).encode())
@@ -277,6 +397,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "sleep": _sleep,
     "sync": lambda *_: Done(),
     "true": lambda *_: Done(),
+    "stty": _stty,
+    "tty": _tty,
     "whoami": _whoami,
     "write": _put,
 }

@@ -9,7 +9,7 @@ import msgspec
 from torpor_chunks.os_errors import typed
 from torpor_contracts.ids import ExecId
 from torpor_contracts.session import MachineSpec
-from torpor_vm_host.adapters.simulated.machine import Machine, Process
+from torpor_vm_host.adapters.simulated.machine import Machine, Meta, Process
 from torpor_vm_host.ports import CheckpointFiles, DriverError, PartFile, PartKind, VmSpec
 
 FINGERPRINT: Final = "simulated-1"
@@ -42,6 +42,9 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True, tag="disk", forbid_unknown
     generation: str
     image: str
     files: dict[str, bytes]
+    folders: dict[str, Meta] = {}
+    metas: dict[str, Meta] = {}
+    uploads: dict[str, bytes] = {}
 
 
 def write_parts(machine: Machine, directory: Path) -> list[PartFile]:
@@ -58,7 +61,14 @@ def write_parts(machine: Machine, directory: Path) -> list[PartFile]:
             processes=machine.processes,
         ),
         "devices": Devices(generation=generation, fingerprint=FINGERPRINT, vcpus=machine.spec.vcpus),
-        "disk": Disk(generation=generation, image=machine.spec.image, files=machine.files),
+        "disk": Disk(
+            generation=generation,
+            image=machine.spec.image,
+            files=machine.files,
+            folders=machine.folders,
+            metas=machine.metas,
+            uploads=machine.uploads,
+        ),
     }
     return [_written(kind, directory / kind, part) for kind, part in parts.items()]
 
@@ -87,7 +97,8 @@ def machine_from(spec: VmSpec, checkpoint: CheckpointFiles | None) -> Machine:
         raise _mismatched("it is of a machine of another size")
     machine.counter, machine.variables = memory.counter, memory.variables
     machine.processes, machine.paused_us = memory.processes, memory.paused_us
-    machine.files = disk.files
+    machine.files, machine.folders = disk.files, disk.folders
+    machine.metas, machine.uploads = disk.metas, disk.uploads
     return machine
 
 
