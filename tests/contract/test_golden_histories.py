@@ -19,6 +19,15 @@ def builtins_of(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+def as_far_as(read: Any, written: Any) -> Any:
+    """What was read, without the fields that nobody had when it was written."""
+    if isinstance(read, dict) and isinstance(written, dict):
+        return {field: as_far_as(value, written[field]) for field, value in read.items() if field in written}
+    if isinstance(read, list) and isinstance(written, list) and len(read) == len(written):
+        return [as_far_as(*pair) for pair in zip(read, written, strict=True)]
+    return read
+
+
 def test_there_are_histories_and_each_says_what_is_expected() -> None:
     assert len(NAMES) >= 6
     assert {path.name.removesuffix(".expected.json") for path in golden.ROOM.glob("*.expected.json")} == set(NAMES)
@@ -48,7 +57,7 @@ def test_nothing_of_a_history_is_lost_in_decoding(name: str) -> None:
         if row.tag in EVENTS:
             written = msgspec.json.decode(row.data)
             read = msgspec.to_builtins(decode_event(row))
-            assert written == {field: read[field] for field in written}, f"{name}, position {row.position}"
+            assert written == as_far_as(read, written), f"{name}, position {row.position}"
 
 
 @pytest.mark.parametrize("name", NAMES)

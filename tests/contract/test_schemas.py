@@ -224,7 +224,8 @@ def test_only_the_log_relay_publishes_events() -> None:
 def test_a_tenant_publishes_commands_of_clients_and_no_reports() -> None:
     open_to_tenants = {channel.name for channel in channels() if "tenant" in publishers(channel.subject)}
     assert {name for name in open_to_tenants if name.startswith("command-")} == {
-        f"command-scheduler-{verb}-session" for verb in ("create", "exec", "suspend", "resume", "terminate")
+        f"command-scheduler-{verb}-session"
+        for verb in ("create", "exec", "suspend", "resume", "terminate", "checkpoint", "fork", "rollback")
     }
 
 

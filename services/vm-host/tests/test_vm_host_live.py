@@ -216,7 +216,7 @@ def test_without_room_in_the_store_the_machine_runs_on(tmp_path: Path) -> None:
         def full() -> None:
             raise NoSpace("the disk is full")
 
-        world.points.plan("put", full, after=1)
+        world.points.plan("put", full)
         failed = await not_checkpointed(world)
         assert (failed.code, failed.retryable) == ("no-space", True)
         assert await world.tags(CKP) == []

@@ -40,7 +40,7 @@ def write(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     """
     target = path_of(request)
     mode, offset = int(request.get("mode", 0o644)), int(request.get("offset", 0))
-    user = pwd.getpwnam(request.get("user") or "root")
+    user = user_of(request)
     partial = os.path.join(os.path.dirname(target), b".torpor-" + str(request["upload"]).encode())  # noqa: PTH118, PTH120
     if offset == 0:
         _make_directories(os.path.dirname(target), user, 0o755)  # noqa: PTH120  (bytes paths)
@@ -103,7 +103,7 @@ def listing(request: dict[str, Any]) -> dict[str, Any]:
 def make_directory(request: dict[str, Any]) -> dict[str, Any]:
     """Make a directory and those above it; one that is there is fine."""
     path = path_of(request)
-    _make_directories(path, pwd.getpwnam(request.get("user") or "root"), int(request.get("mode", 0o755)))
+    _make_directories(path, user_of(request), int(request.get("mode", 0o755)))
     return {}
 
 
@@ -132,6 +132,15 @@ def path_of(request: dict[str, Any], key: str = "path") -> bytes:
     if not text.startswith("/") or "\0" in text:
         raise Refused("illegal-path", f"{text!r} is not an absolute path")
     return text.encode(errors="surrogateescape")
+
+
+def user_of(request: dict[str, Any]) -> pwd.struct_passwd:
+    """Whose the file is to be, root's when the request names nobody; `Refused` when there is no such user."""
+    name = request.get("user") or "root"
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise Refused("no-such-user", f"the guest has no user {name!r}") from None
 
 
 def _make_directories(path: bytes, owner: pwd.struct_passwd, mode: int) -> None:

@@ -66,6 +66,7 @@ class Spawning:
         size = request.get("pty")
         if size is not None:
             options["preexec_fn"] = _take_terminal
+            options["env"].setdefault("TERM", "xterm-256color")
             streams, theirs = _terminal(size, user.pw_uid)
         else:
             streams, theirs = self._pipes(input_follows=input_follows)

@@ -22,6 +22,7 @@ from torpor_scheduler.domain.session_decisions import reports, waking
 from torpor_scheduler.keeping_hosts import HostKeeper
 from torpor_scheduler.timing import Timing
 from torpor_snapshot_store import handlers as storing
+from torpor_snapshot_store.holders import Holders
 from torpor_vm_host.checkpoints import NotDone, failure_of
 from torpor_vm_host.clearing import Clearing
 from torpor_vm_host.domain import observations
@@ -179,7 +180,8 @@ def position_before_rows() -> Change:
 def exec_unrecorded() -> Change:
     """A program is begun whenever it is asked for, without a record."""
 
-    async def begin(self: Handlers, _incoming: Any, command: Any, vm_id: Any) -> None:
+    async def begin(self: Handlers, incoming: Any, vm_id: Any) -> None:
+        command = incoming.command
         state = await self._hosting.ledger.state(vm_id)
         if isinstance(state, Running) and command.exec_id not in self._hosting.programs.following(vm_id):
             self._hosting.programs.intend(vm_id, command.exec_id)
@@ -283,5 +285,9 @@ def refusal_told_too_soon() -> Change:
 
 
 def referenced_freed() -> Change:
-    """A checkpoint is freed although its session rests on it."""
-    return [(storing, "session_pin", lambda *_: None)]
+    """A checkpoint is freed although sessions rest on it."""
+
+    async def none_rest(_self: Holders, _checkpoint_id: Any) -> set[str]:
+        return set()
+
+    return [(storing, "session_pin", lambda *_: None), (Holders, "sessions", none_rest)]

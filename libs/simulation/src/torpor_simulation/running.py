@@ -94,9 +94,11 @@ def _end(loop: VirtualLoop) -> None:
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
+    ending = _ended(left)
     with contextlib.suppress(Deadlock, TooManySteps, asyncio.CancelledError):
         if left:
-            loop.run_until_complete(_ended(left))
+            loop.run_until_complete(ending)
+    ending.close()  # a world that ran out of steps has none left for it
     loop.close()
 
 

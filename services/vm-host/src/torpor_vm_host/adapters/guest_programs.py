@@ -71,7 +71,7 @@ class GuestPrograms(GuestFiles):
             "stdin_open": program.stdin_open or program.terminal is not None,
         }
         if program.terminal is not None:
-            header["terminal"] = {"rows": program.terminal.rows, "columns": program.terminal.columns}
+            header["pty"] = {"rows": program.terminal.rows, "columns": program.terminal.columns}
         begin = self._beginning(vm_id, guest, "exec", header, program.stdin.encode())
         try:
             return await followers.follow(exec_id, begin, on_output)
