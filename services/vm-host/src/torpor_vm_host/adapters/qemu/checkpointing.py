@@ -87,18 +87,16 @@ async def _within_the_pause(process: QemuProcess, capture: Capture, state: str, 
     }
     try:
         await process.answer(sent.pop("stop"), "stop")
-        async with asyncio.TaskGroup() as both:
-            both.create_task(asyncio.to_thread(capture.take))
-            both.create_task(_called(at_pause))
+        copying = asyncio.ensure_future(asyncio.to_thread(capture.take))
+        try:
+            await at_pause()
+        finally:
+            await copying
         for what, answer in sent.items():
             await process.answer(answer, what)
     finally:
         await process.command("cont")
     return 1000 * (time.perf_counter() - began)
-
-
-async def _called(at_pause: OnPause) -> None:
-    await at_pause()
 
 
 async def drop_leftovers(process: QemuProcess) -> None:
