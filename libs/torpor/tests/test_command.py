@@ -59,7 +59,8 @@ def test_help_needs_neither_nats_nor_the_tables() -> None:
     "command",
     ["up", "down", "status", "events", "usage", "resources", "doctor", "bench", "completion", "version"]
     + [f"session {name}" for name in ("create", "list", "show", "exec", "output", "suspend", "resume", "terminate")]
-    + [f"checkpoint {name}" for name in ("list", "tree", "verify")]
+    + [f"session {name}" for name in ("checkpoint", "fork", "rollback")]
+    + [f"checkpoint {name}" for name in ("create", "list", "tree", "verify")]
     + [f"audit {name}" for name in ("verify", "export", "rebuild", "replay")]
     + [f"host {name}" for name in ("list", "drain", "undrain")],
 )

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torpor.client.api import Sessions, Torpor, connect
     from torpor.client.execs import Exec
-    from torpor.client.models import Chunk, Event, ExecResult
+    from torpor.client.models import Checkpoint, Chunk, Event, ExecResult
     from torpor.client.session import Session
     from torpor.errors import (
         CannotStart,
+        CheckpointFailed,
+        CheckpointNotFound,
         CommandIdReused,
+        ForkFailed,
         InvalidRequest,
         NotPermitted,
         NotYet,
@@ -33,11 +36,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "torpor.client.api": ("Sessions", "Torpor", "connect"),
     "torpor.client.execs": ("Exec",),
-    "torpor.client.models": ("Chunk", "Event", "ExecResult"),
+    "torpor.client.models": ("Checkpoint", "Chunk", "Event", "ExecResult"),
     "torpor.client.session": ("Session",),
     "torpor.errors": (
         "CannotStart",
+        "CheckpointFailed",
+        "CheckpointNotFound",
         "CommandIdReused",
+        "ForkFailed",
         "InvalidRequest",
         "NotPermitted",
         "NotYet",
@@ -57,11 +63,15 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CannotStart",
+    "Checkpoint",
+    "CheckpointFailed",
+    "CheckpointNotFound",
     "Chunk",
     "CommandIdReused",
     "Event",
     "Exec",
     "ExecResult",
+    "ForkFailed",
     "InvalidRequest",
     "NotPermitted",
     "NotYet",

@@ -25,6 +25,10 @@ class SessionExists(Refused):
     """Another command has already created a session with this id."""
 
 
+class CheckpointNotFound(Refused):
+    """There is no such checkpoint, or it is not of this session's tree."""
+
+
 class StaleIncarnation(Refused):
     """The incarnation named is no longer the session's current one."""
 
@@ -85,6 +89,20 @@ class SessionEnded(TorporError):  # noqa: N818
 
 class SuspendFailed(SessionEnded):
     """The machine could not be checkpointed; it runs on."""
+
+
+class CheckpointFailed(SessionEnded):
+    """The checkpoint could not be made; the session goes on."""
+
+
+class ForkFailed(SessionEnded):
+    """None of the sessions was made (`session_ids` is empty), or some of those in `session_ids` did not start."""
+
+    def __init__(
+        self, code: str, message: str, advice: str, position: int, *, session_ids: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(code, message, advice, position)
+        self.session_ids = session_ids
 
 
 class CannotStart(TorporError):  # noqa: N818

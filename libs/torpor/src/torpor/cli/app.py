@@ -15,7 +15,7 @@ _work = Group("Sessions and evidence", sort_key=2)
 _fleet = Group("Operating", sort_key=3)
 
 session = App(name="session", help="Create, use, put to sleep, wake and end sessions.", group=_work)
-checkpoint = App(name="checkpoint", help="What sleeping sessions are kept as.", group=_work)
+checkpoint = App(name="checkpoint", help="What sessions are kept as: to sleep, to fork, to go back to.", group=_work)
 audit = App(name="audit", help="Check, carry away, rebuild and replay the log.", group=_work)
 host = App(name="host", help="The hosts that run machines.", group=_fleet)
 
@@ -41,6 +41,11 @@ _SESSION = (
     ("resume", "Wake a session."),
     ("terminate", "End a session for good."),
 )
+_BRANCHES = (
+    ("checkpoint", "Checkpoint a session while it runs on."),
+    ("fork", "Make new sessions that begin where a session is."),
+    ("rollback", "Take a session back to a checkpoint."),
+)
 _CHECKPOINT = (
     ("list", "List checkpoints."),
     ("tree", "Show which checkpoint was made after which."),
@@ -62,10 +67,15 @@ for _name, _path, _group, _help in _TOP:
     app.command(_path, name=_name, group=_group, help=_help)
 for _group_app, _module, _commands in (
     (session, "torpor.cli.session", _SESSION),
+    (session, "torpor.cli.branching", _BRANCHES),
     (checkpoint, "torpor.cli.checkpoint", _CHECKPOINT),
     (audit, "torpor.cli.audit", _AUDIT),
     (host, "torpor.cli.host", _HOST),
 ):
     for _name, _help in _commands:
         _group_app.command(f"{_module}:{_name}_", name=_name, help=_help)
+checkpoint.command(
+    "torpor.cli.branching:checkpoint_", name="create", help="Checkpoint a session while it runs on.", sort_key=0
+)
+for _group_app in (session, checkpoint, audit, host):
     app.command(_group_app)

@@ -32,6 +32,7 @@ def list_(session_id: SessionId = None, *, common: Common = DEFAULTS) -> int:
                 view.checkpoint_id,
                 f"{view.session_id}/{view.incarnation}",
                 view.state,
+                view.label,
                 _mib(view.size_bytes),
                 _mib(view.stored_bytes),
                 view.recorded_at,
@@ -40,9 +41,9 @@ def list_(session_id: SessionId = None, *, common: Common = DEFAULTS) -> int:
             for view in views
         ]
         printing.table(
-            ("checkpoint", "session", "state", "MiB", "stored MiB", "made", "kept for"),
+            ("checkpoint", "session", "state", "label", "MiB", "stored MiB", "made", "kept for"),
             rows,
-            "no checkpoints yet; a session makes one when it falls asleep",
+            "no checkpoints yet; a session makes one when it falls asleep, or by `torpor checkpoint create`",
         )
         return 0
 
@@ -63,7 +64,9 @@ def tree_(session_id: SessionId = None, *, common: Common = DEFAULTS) -> int:
             for line in _drawn(root, children):
                 printing.say(line)
         if not trees:
-            printing.say("no checkpoints yet; a session makes one when it falls asleep")
+            printing.say(
+                "no checkpoints yet; a session makes one when it falls asleep, or by `torpor checkpoint create`"
+            )
         return 0
 
     return asyncio.run(work())
@@ -153,7 +156,9 @@ def _drawn(root: CheckpointView, children: Children) -> Iterator[str]:
 def _line(view: CheckpointView) -> str:
     state = "" if view.state == "kept" else f"  {view.state}"
     made = view.recorded_at.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{view.checkpoint_id}  {view.session_id}/{view.incarnation}  {made}  +{_mib(view.stored_bytes)} MiB{state}"
+    label = f"  {view.label}" if view.label else ""
+    stored = f"+{_mib(view.stored_bytes)} MiB"
+    return f"{view.checkpoint_id}  {view.session_id}/{view.incarnation}  {made}  {stored}{state}{label}"
 
 
 def _fields(depth: int, view: CheckpointView) -> dict[str, object]:
@@ -166,6 +171,7 @@ def _fields(depth: int, view: CheckpointView) -> dict[str, object]:
         "state": view.state,
         "recorded_at": view.recorded_at,
         "stored_bytes": view.stored_bytes,
+        "label": view.label,
     }
 
 

@@ -55,7 +55,7 @@ def create_(
                 memory_mib=memory_mib,
                 disk_mib=disk_mib,
                 idle_after_s=None if never_idle else idle_after_s,
-                metadata=_metadata(metadata or []),
+                metadata=metadata_of(metadata or []),
                 command_id=command_id,
                 wait=wait,
                 timeout_s=timeout_s,
@@ -66,7 +66,8 @@ def create_(
     return asyncio.run(work())
 
 
-def _metadata(entries: list[str]) -> dict[str, str]:
+def metadata_of(entries: list[str]) -> dict[str, str]:
+    """KEY=VALUE, again and again, as a mapping."""
     found = {}
     for entry in entries:
         key, equals, value = entry.partition("=")
@@ -133,7 +134,7 @@ def exec_(
         async with common.connect() as t:
             running = t.sessions.handle(session_id).exec(
                 *argv,
-                env=_metadata(env or []),
+                env=metadata_of(env or []),
                 cwd=cwd,
                 user=user,
                 stdin=given,
@@ -219,7 +220,7 @@ def suspend_(
     async def work(session: Session) -> Receipt:
         return await session.suspend(incarnation=incarnation, command_id=command_id, wait=wait, timeout_s=timeout_s)
 
-    return _changed(session_id, work, common)
+    return changed(session_id, work, common)
 
 
 def resume_(
@@ -236,7 +237,7 @@ def resume_(
     async def work(session: Session) -> Receipt:
         return await session.resume(incarnation=incarnation, command_id=command_id, wait=wait, timeout_s=timeout_s)
 
-    return _changed(session_id, work, common)
+    return changed(session_id, work, common)
 
 
 def terminate_(
@@ -253,10 +254,12 @@ def terminate_(
     async def work(session: Session) -> Receipt:
         return await session.terminate(reason=reason, command_id=command_id, wait=wait, timeout_s=timeout_s)
 
-    return _changed(session_id, work, common)
+    return changed(session_id, work, common)
 
 
-def _changed(session_id: str, work: Callable[[Session], Awaitable[Receipt]], common: Common) -> int:
+def changed(session_id: str, work: Callable[[Session], Awaitable[Receipt]], common: Common) -> int:
+    """Do something to a session, and show what it is then."""
+
     async def run() -> int:
         async with common.connect() as t:
             session = t.sessions.handle(session_id)
@@ -295,6 +298,7 @@ async def _show(session: Session, common: Common, *, line: bool = False) -> None
             "changed": view.changed_at,
             "last event": f"version {view.version}, position {view.position}",
             "metadata": view.metadata,
+            "forked from": f"{view.lineage.session_id}, {view.lineage.checkpoint_id}" if view.lineage else None,
             "problem": _problem(view),
             "way out": view.problem.way_out if view.problem else None,
         }

@@ -63,6 +63,23 @@ class ExecResult:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was asked for. The session stood still for `pause_ms` from `taken_at`.
+
+    Both are None while it is only asked for; `pause_ms` is 0 for one that the session sleeps in.
+    """
+
+    checkpoint_id: str
+    session_id: str
+    incarnation: int
+    label: str
+    pause_ms: float | None
+    taken_at: datetime | None
+    receipt: Receipt
+    position: int
+
+
+@dataclass(frozen=True)
 class Event:
     """One event of the log. `type` is its wire tag, `data` its content.
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from torpor.errors import (
+    CheckpointNotFound,
     CommandIdReused,
     InvalidRequest,
     NotPermitted,
@@ -18,6 +19,10 @@ from torpor_contracts.replies import Refusal
 _BY_CODE: Final[Mapping[str, type[Refused]]] = {
     "session-not-found": SessionNotFound,
     "session-exists": SessionExists,
+    "checkpoint-not-found": CheckpointNotFound,
+    "checkpoint-unknown": CheckpointNotFound,
+    "checkpoint-too-far": CheckpointNotFound,
+    "checkpoint-exists": InvalidRequest,
     "stale-incarnation": StaleIncarnation,
     "command-id-reused": CommandIdReused,
     "foreign-tenant": NotPermitted,
@@ -26,11 +31,17 @@ _BY_CODE: Final[Mapping[str, type[Refused]]] = {
     "not-running": WrongState,
     "not-draining": WrongState,
     "nothing-to-resume": WrongState,
+    "no-checkpoint": WrongState,
     "unknown-command": InvalidRequest,
     "malformed-command": InvalidRequest,
     "reason-too-long": InvalidRequest,
 }
-_BY_BEGINNING: Final = (("illegal-", InvalidRequest), ("already-", WrongState), ("session-", WrongState))
+_BY_BEGINNING: Final = (
+    ("illegal-", InvalidRequest),
+    ("already-", WrongState),
+    ("session-", WrongState),
+    ("checkpoint-", WrongState),
+)
 _BY_END: Final = (("-too-large", InvalidRequest),)
 
 

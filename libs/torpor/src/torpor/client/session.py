@@ -2,18 +2,19 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from torpor.client import events, execs, output
+from torpor.client import awaited, branches, events, execs, output
 from torpor.client.connection import Connection
-from torpor.client.models import Chunk, Event
-from torpor.errors import InvalidRequest, NotYet, SessionEnded, SuspendFailed
+from torpor.client.models import Checkpoint, Chunk, Event
+from torpor.errors import InvalidRequest
 from torpor_contracts import session as contract
-from torpor_contracts.ids import ExecId, is_token
+from torpor_contracts import session_branches as branch_contract
+from torpor_contracts.ids import CheckpointId, ExecId, SessionId, is_token
 from torpor_contracts.replies import Receipt
 from torpor_contracts.scheduling import ExecView, SessionView
 from torpor_messaging import subjects
@@ -176,6 +177,96 @@ class Session:
         done = (contract.SessionStarted, contract.SessionResumed) if wait else ()
         return await self._do(command, command_id, done, timeout_s)
 
+    # --- branches ---------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self,
+        *,
+        label: str = "",
+        checkpoint_id: str | None = None,
+        incarnation: int | None = None,
+        command_id: str | None = None,
+        wait: bool = True,
+        timeout_s: float = WAIT_TIMEOUT_S,
+    ) -> Checkpoint:
+        """Checkpoint the session while it runs on; one that sleeps is answered with the checkpoint it sleeps in.
+
+        With `wait` it is complete in the store and can be forked from or gone back to; `CheckpointFailed` when it could
+        not be made. Without, it is only asked for, and has no `pause_ms`.
+        """
+        began_s = _now_s()
+        command = branch_contract.CheckpointSession(
+            checkpoint_id=None if checkpoint_id is None else CheckpointId(checkpoint_id),
+            label=label,
+            incarnation=incarnation,
+        )
+        receipt = await self._do(command, command_id, (), timeout_s)
+        made = await branches.checkpoint_of(self._connection, receipt, _left_s(timeout_s, began_s), wait=wait)
+        self.position = max(self.position, made.position)
+        return made
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        session_ids: Sequence[str] = (),
+        checkpoint_id: str | None = None,
+        source: Literal["auto", "newest", "fresh"] = "auto",
+        metadata: Mapping[str, str] | None = None,
+        incarnation: int | None = None,
+        command_id: str | None = None,
+        wait: bool = True,
+        timeout_s: float = WAIT_TIMEOUT_S,
+    ) -> list["Session"]:
+        """Make new sessions that begin in a checkpoint of this one, all of them or none; this one goes on.
+
+        They begin in `checkpoint_id`, or as `source` says: `fresh`, a checkpoint taken now of the running session;
+        `newest`, the newest there is; `auto`, a fresh one of a session that runs, else the newest. `session_ids` names
+        them; else `count` ids are made. With `wait` all of them run; `ForkFailed` says which do not.
+        """
+        began_s = _now_s()
+        command = branch_contract.ForkSession(
+            session_ids=[SessionId(one) for one in session_ids],
+            count=len(session_ids) or count,
+            checkpoint_id=None if checkpoint_id is None else CheckpointId(checkpoint_id),
+            source=source,
+            metadata=None if metadata is None else dict(metadata),
+            incarnation=incarnation,
+        )
+        receipt = await self._do(command, command_id, (), timeout_s)
+        made = await branches.sessions_of(self._connection, receipt, _left_s(timeout_s, began_s), wait=wait)
+        self.position = max(self.position, made.position)
+        forks = {one: Session(self._connection, one) for one in made.session_ids}
+        for fork in forks.values():
+            fork.receipt, fork.position = receipt, made.position if made.sure else 0
+
+        def up(session_id: str, position: int) -> None:
+            forks[session_id].position = position
+
+        if wait:
+            await branches.all_up(self._connection, receipt, made, _left_s(timeout_s, began_s), up)
+        return list(forks.values())
+
+    async def rollback(
+        self,
+        checkpoint_id: str,
+        *,
+        incarnation: int | None = None,
+        command_id: str | None = None,
+        wait: bool = True,
+        timeout_s: float = WAIT_TIMEOUT_S,
+    ) -> Receipt:
+        """Take the session back to a checkpoint of its tree, as a new incarnation; what came after stays as a branch.
+
+        `CheckpointNotFound` for one that is not of its tree, whoever else it may belong to.
+        """
+        return await self._do(
+            branch_contract.RollbackSession(checkpoint_id=CheckpointId(checkpoint_id), incarnation=incarnation),
+            command_id,
+            branches.UP if wait else (),
+            timeout_s,
+        )
+
     async def _do(
         self,
         command: msgspec.Struct,
@@ -183,6 +274,7 @@ class Session:
         done: tuple[type[msgspec.Struct], ...],
         timeout_s: float,
     ) -> Receipt:
+        began_s = _now_s()
         receipt = await self._connection.command(
             "scheduler",
             self.session_id,
@@ -192,55 +284,16 @@ class Session:
         )
         self.receipt, self.position = receipt, max(self.position, receipt.position)
         if done:
-            seen = await self._wait(receipt, done, timeout_s)
+            left_s = _left_s(timeout_s, began_s)
+            seen = await awaited.observed(self._connection, self.session_id, receipt, done, left_s)
             self.position = max(self.position, seen.position)
         return receipt
 
-    async def _wait(self, receipt: Receipt, done: tuple[type[msgspec.Struct], ...], timeout_s: float) -> Event:
-        """Until one of these events was observed after the receipt; the receipt's own event may be it already."""
-        last: Event | None = None
-        subject = events.session_subject(self._connection.tenant, self.session_id)
-        stream = events.read_events(self._connection, subject, receipt.position, follow=True)
-        try:
-            async with asyncio.timeout(timeout_s), aclosing(stream):
-                async for event in stream:
-                    if isinstance(event.body, done):
-                        return event
-                    _raise_if_elsewhere(event, done)
-                    last = event
-        except TimeoutError:
-            raise NotYet(
-                f"session {self.session_id} has not come to {_names(done)} within {timeout_s:g} s"
-                + (f"; its last event is {_saying(last)}" if last else ""),
-                f"see `torpor session show {self.session_id}`; what was asked for is on record and goes on",
-                receipt,
-            ) from None
-        raise AssertionError("a stream that is followed has no end")
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
-def _raise_if_elsewhere(event: Event, done: tuple[type[msgspec.Struct], ...]) -> None:
-    body = event.body
-    if isinstance(body, contract.SessionFailed):
-        raise SessionEnded(body.code, f"the session failed: {body.detail}", body.way_out, event.position)
-    if isinstance(body, contract.SessionTerminated):
-        raise SessionEnded("terminated", "the session was terminated meanwhile", "create another", event.position)
-    if isinstance(body, contract.SessionLost) and contract.SessionTerminated not in done:
-        raise SessionEnded(
-            "lost",
-            f"the session was lost: {body.cause}",
-            "resume it: it goes on from its newest checkpoint, as a new incarnation",
-            event.position,
-        )
-    if isinstance(body, contract.SuspendFailed) and contract.SessionSuspended in done:
-        raise SuspendFailed(
-            body.code, f"the session could not be suspended: {body.detail}", "it runs on; try again", event.position
-        )
-
-
-def _names(done: tuple[type[msgspec.Struct], ...]) -> str:
-    return " or ".join(str(kind.__struct_config__.tag).partition(".")[0] for kind in done)
-
-
-def _saying(event: Event) -> str:
-    reason = event.data.get("reason") or event.data.get("detail")
-    return f"{event.type} at {event.position}" + (f": {reason}" if reason else "")
+def _left_s(timeout_s: float, began_s: float) -> float:
+    """What is left of a time limit; never quite nothing, so that what is there already is seen."""
+    return max(0.1, timeout_s - (_now_s() - began_s))
