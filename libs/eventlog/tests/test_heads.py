@@ -99,15 +99,27 @@ async def test_notes_in_a_file_outlive_the_process(tmp_path: Path) -> None:
     assert await again.newest() == "two\n"
 
 
+NOTE = "torpor/log\n41\nq83v\n\n\u2014 torpor/log+b4ad8f7e ARrRL274\n"
+
+
 async def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     file = HeadsFile(tmp_path / "heads")
-    await file.keep("one\n")
+    await file.keep(NOTE)
     whole = (tmp_path / "heads").read_bytes()
     for torn in range(1, len(whole)):
         (tmp_path / "heads").write_bytes(whole + whole[:torn])
         await file.keep("two\n")
-        assert [note for note in await file.all() if note != "one\n"] == ["two\n"]
+        assert [note for note in await file.all() if note != NOTE] == ["two\n"]
         assert await file.newest() == "two\n"
+
+
+async def test_a_line_with_a_changed_byte_is_given_so_that_it_is_found(tmp_path: Path) -> None:
+    file = HeadsFile(tmp_path / "heads")
+    await file.keep(NOTE)
+    line = (tmp_path / "heads").read_bytes()
+    for place in range(len(line)):
+        (tmp_path / "heads").write_bytes(line[:place] + bytes([line[place] ^ 4]) + line[place + 1 :] + line)
+        assert any(note != NOTE for note in await file.all()), f"byte {place}"
 
 
 async def test_the_newest_of_many_notes_is_found_at_the_end(tmp_path: Path) -> None:

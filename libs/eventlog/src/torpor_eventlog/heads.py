@@ -6,6 +6,7 @@ or was rewritten.
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,8 @@ Sink = Callable[[str], Awaitable[None]]
 """Keeps a note durably, outside the log's database."""
 
 _NEWEST_BYTES: Final = 64 * 1024
+_SIGNED: Final = re.compile(rb"\\n\\n(?:(?!\\n).)*\\n.$", re.DOTALL)
+"""The signature of a note as it stands in a line, and the one byte behind it."""
 
 
 class LogRewritten(TorporError):  # noqa: N818  (a finding, as the errors of `torpor_contracts` are named)
@@ -89,8 +92,8 @@ class HeadsFile:
         return notes[-1] if notes else None
 
     async def all(self) -> list[str]:
-        """Every note, in order."""
-        return _notes_in(await asyncio.to_thread(self._tail, None))
+        """Every note, in order; a line that was damaged after it was written is given as it stands, so that it is seen."""
+        return _notes_in(await asyncio.to_thread(self._tail, None), damaged=True)
 
     def _keep(self, note: str) -> None:
         with self._path.open("ab") as file:
@@ -111,11 +114,17 @@ class HeadsFile:
             return b""
 
 
-def _notes_in(content: bytes) -> list[str]:
+def _notes_in(content: bytes, *, damaged: bool = False) -> list[str]:
     notes: list[str] = []
-    for line in content.splitlines():
+    for line in content.split(b"\n"):
         try:
             notes.append(msgspec.json.decode(line, type=str))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
+            if damaged and not _is_torn(line):
+                notes.append(line.decode(errors="replace"))
     return notes
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether the line is but the beginning of one: a whole one ends after the signature, whatever its last byte is."""
+    return not line.endswith(b'\\n"') and _SIGNED.search(line) is None
