@@ -92,7 +92,7 @@ class HeadsFile:
         return notes[-1] if notes else None
 
     async def all(self) -> list[str]:
-        """Every note, in order; a line that was damaged after it was written is given as it stands, so that it is seen."""
+        """Every note, in order; a line that was damaged since it was written is given as it stands, to be seen."""
         return _notes_in(await asyncio.to_thread(self._tail, None), damaged=True)
 
     def _keep(self, note: str) -> None:
@@ -127,4 +127,5 @@ def _notes_in(content: bytes, *, damaged: bool = False) -> list[str]:
 
 def _is_torn(line: bytes) -> bool:
     """Whether the line is but the beginning of one: a whole one ends after the signature, whatever its last byte is."""
-    return not line.endswith(b'\\n"') and _SIGNED.search(line) is None
+    ends = len(line) > 1 and line.endswith(b'"')  # no note has a quotation mark in it
+    return not ends and _SIGNED.search(line) is None
