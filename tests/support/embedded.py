@@ -50,14 +50,16 @@ def clean_environment() -> dict[str, str]:
 
 
 class EmbeddedWhole:
-    """`torpor up --driver simulated` on a data directory."""
+    """`torpor up` on a data directory; its machines are simulated unless another driver is named."""
 
-    def __init__(self, root: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, *options: str, driver: str = "simulated", env: Mapping[str, str] | None = None
+    ) -> None:
         self.data = DataDir(root)
         self.said: deque[dict[str, Any]] = deque(maxlen=1000)
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [TORPOR, "up", "--driver", "simulated", "--json", "--data-dir", str(root), *options],
+            [TORPOR, "up", "--driver", driver, "--json", "--data-dir", str(root), *options],
             stdout=subprocess.PIPE,
             text=True,
             env={**clean_environment(), **(env or {})},

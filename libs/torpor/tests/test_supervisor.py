@@ -189,3 +189,31 @@ def test_a_lost_run_file_is_written_again(start: Callable[..., Whole]) -> None:
         assert time.monotonic() < give_up_at
         select.select([], [], [], 0.05)
     assert whole.run() == before
+
+
+def test_sessions_are_put_to_sleep_while_everything_still_runs(start: Callable[..., Whole]) -> None:
+    leaving = """
+import json, pathlib
+there = json.loads(pathlib.Path("run.json").read_text())["processes"]
+assert all(pathlib.Path(f"/proc/{one['pid']}").exists() for one in there)
+print(json.dumps({"asleep": 2, "left": ["ses-1"]}))
+"""
+    whole = start(alpha=FOR_EVER, leave=leaving)
+    whole.until("ready")
+    whole.process.send_signal(signal.SIGTERM)
+    assert whole.until("not-asleep")["sessions"] == ["ses-1"]
+    assert whole.until("asleep")["asleep"] == 2
+    whole.until("stopped")
+    assert whole.process.wait(20) == 0
+
+
+def test_a_second_request_to_stop_waits_for_no_session(start: Callable[..., Whole]) -> None:
+    whole = start(alpha=FOR_EVER, leave=FOR_EVER)
+    whole.until("ready")
+    run = whole.run()
+    whole.process.send_signal(signal.SIGTERM)
+    whole.until("leaving")
+    whole.process.send_signal(signal.SIGINT)
+    whole.until("not-asleep")
+    assert whole.process.wait(20) == 0
+    assert not any(is_running(p.pid, p.started_ticks) for p in run.processes)

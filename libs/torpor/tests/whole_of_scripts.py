@@ -1,7 +1,7 @@
 """A supervisor over small scripts instead of nats-server and services: `whole_of_scripts.py DATA_DIR SCRIPTS_JSON`.
 
-SCRIPTS_JSON names Python sources: `prepare`, `server`, and each service. Run as a process of its own, since a
-supervisor owns its process's signals.
+SCRIPTS_JSON names Python sources: `prepare`, `server`, `leave` if there is to be one, and each service. Run as a
+process of its own, since a supervisor owns its process's signals.
 """
 
 import json
@@ -30,7 +30,10 @@ def main() -> int:
 
     def arrange(run: Run, _told: dict[str, Any]) -> tuple[ProcessSpec, list[ProcessSpec]]:
         run.nats_url = "nats://scripts"
-        return spec("server"), [spec(name) for name in scripts if name not in {"prepare", "server"}]
+        return spec("server"), [spec(name) for name in scripts if name not in {"prepare", "server", "leave"}]
+
+    def leave(_run: Run, _timeout_s: float) -> ProcessSpec | None:
+        return spec("leave") if "leave" in scripts else None
 
     console = Console(as_json=True)
     rule = RestartRule(first_s=0.05, longest_s=0.2, attempts_max=4, steady_s=5.0)
@@ -42,6 +45,7 @@ def main() -> int:
                 console,
                 preparation=spec("prepare"),
                 arrange=arrange,
+                leave=leave,
                 rule=rule,
             ).run()
     except CannotStart as error:

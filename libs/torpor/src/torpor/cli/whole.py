@@ -14,7 +14,8 @@ from torpor.embedded.process_table import end, is_running, wait_gone
 from torpor.embedded.warnings import recent_warnings
 from torpor.errors import CannotStart, Unavailable
 
-DOWN_TIMEOUT_S: Final = 30.0
+DOWN_TIMEOUT_S: Final = 120.0
+"""Sessions fall asleep first (`supervisor.LEAVE_S`), and then each process may take its time."""
 
 Driver = Literal["auto", "simulated", "qemu", "firecracker"]
 

@@ -40,6 +40,11 @@ class DataDir:
         return self.root / "run.json"
 
     @property
+    def interrupted(self) -> Path:
+        """The sessions whose programs an orderly stop has interrupted; the next start wakes them."""
+        return self.root / "interrupted.json"
+
+    @property
     def restarts(self) -> Path:
         """A record of every process that ended by itself, one JSON object a line."""
         return self.root / "restarts.jsonl"

@@ -61,6 +61,7 @@ async def prepare(data: DataDir, driver: str, port: int, supervisor_pid: int) ->
         await link.close()
     if missing:
         raise Rejected("not-ready", f"these do not answer: {', '.join(missing)}", f"see {data.logs}")
+    await _wake_interrupted(data, url, written)
     tell("ready", ready_s=age_s(supervisor_pid))
 
 
@@ -73,6 +74,24 @@ async def _make_streams(data: DataDir, url: str, written: Configuration) -> None
         await create_all(link, output_bytes_max=max(_OUTPUT_BYTES_MIN, min(_OUTPUT_BYTES_MAX, free // 8)))
     finally:
         await link.close()
+
+
+async def _wake_interrupted(data: DataDir, url: str, written: Configuration) -> None:
+    if not data.interrupted.exists():
+        return
+    from torpor.client.api import Torpor  # noqa: PLC0415  (only then)
+    from torpor.client.connection import Connection  # noqa: PLC0415
+    from torpor.client.discovery import Endpoint  # noqa: PLC0415
+    from torpor.embedded.leaving import wake_again  # noqa: PLC0415
+
+    endpoint = Endpoint(url, written.seeds[f"tenant-{TENANT}"], TENANT)
+    connection = await Connection.open(endpoint, CONNECT_TIMEOUT_S)
+    try:
+        woken = await wake_again(Torpor(connection), data.interrupted)
+    finally:
+        await connection.close()
+    if woken:
+        tell("working", text=f"waking {woken} session{'s' * (woken > 1)} whose programs were interrupted")
 
 
 async def prepare_machines(wanted: str) -> str:

@@ -39,7 +39,9 @@ def start(data_dir: str, driver: str, nats_port: int, console: Console) -> int:
             port = choose_port(data, nats_port)
             whole = _Whole(data, driver, binary, port)
             run = Run(supervisor=supervisor_identity(), version=f"nats-server {version}")
-            return Supervisor(data, run, console, preparation=whole.preparation(), arrange=whole.arrange).run()
+            return Supervisor(
+                data, run, console, preparation=whole.preparation(), arrange=whole.arrange, leave=whole.leave
+            ).run()
 
 
 @contextmanager
@@ -117,6 +119,13 @@ class _Whole:
         ]
         return server, services
 
+    def leave(self, run: Run, timeout_s: float) -> ProcessSpec | None:
+        """What puts the sessions to sleep; None where machines are files, which need nobody to look after them."""
+        if run.driver == "simulated":
+            return None
+        options = {"data_dir": str(self._data.root), "timeout_s": timeout_s}
+        return self._spec("leave", [sys.executable, "-m", "torpor.embedded.leaving", json.dumps(options)], {})
+
     def _spec(self, name: str, argv: list[str], env: dict[str, str]) -> ProcessSpec:
         # Our own settings come from the data directory alone: what the user's shell has set is for clients.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORPOR_")}
@@ -132,10 +141,12 @@ class _Whole:
 
 _PASSED: Final = (
     "TORPOR_BILLING_",
+    "TORPOR_CACHE_DIR",
     "TORPOR_CHUNKS_",
+    "TORPOR_IMAGES_DIR",
     "TORPOR_REAPER_",
     "TORPOR_SCHEDULER_",
     "TORPOR_SNAPSHOT_STORE_",
     "TORPOR_VM_HOST_",
 )
-"""Settings of single services and of the chunk store, which the operator may set for the whole."""
+"""Settings of single services, of the chunk store and of guest images, which the operator may set for the whole."""

@@ -29,9 +29,12 @@ START_ENDS_MAX: Final = 4
 """How often a process may end before the whole was ready; then the start has failed."""
 STOP_PATIENCE_S: Final = 8.0
 """How long a process may take to stop by itself before it is killed."""
+LEAVE_S: Final = 60.0
+"""How long sessions may take to fall asleep before the whole stops without them."""
 TRIM_EVERY_S: Final = 30.0
 RESTARTS_BYTES_MAX: Final = 256 * 1024
 Arrange = Callable[[Run, dict[str, Any]], tuple[ProcessSpec, list[ProcessSpec]]]
+Leave = Callable[[Run, float], ProcessSpec | None]
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,7 +44,8 @@ class Supervisor:
     `preparation` is a short-lived process that does what needs heavy libraries; it reports steps on its standard
     output: `working` (with a text, or none to say that it goes on), `configured` (the server may start), `streams`
     (the services may start), `ready`, or an error.
-    `arrange` makes the processes to run out of what `configured` says, the server first.
+    `arrange` makes the processes to run out of what `configured` says, the server first. `leave` makes the one that
+    puts the sessions to sleep when the whole is told to stop.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Supervisor:
         *,
         preparation: ProcessSpec,
         arrange: Arrange,
+        leave: Leave = lambda _, __: None,
         rule: RestartRule | None = None,
     ) -> None:
         self._data = data
@@ -59,6 +64,7 @@ class Supervisor:
         self._console = console
         self._preparation = preparation
         self._arrange = arrange
+        self._leave = leave
         self._rule = rule or RestartRule()
         self._server: list[Supervised] = []
         self._store: StoreWatch | None = None
@@ -91,6 +97,8 @@ class Supervisor:
             if preparing is not None and preparing.poll() is None:
                 preparing.kill()
                 preparing.wait()
+            if self._stop_asked and self._ready:
+                self._take_leave()
             self._stop_all()
             runfile.remove(self._data)
             if self._stop_asked:
@@ -326,6 +334,44 @@ class Supervisor:
         )
 
     # --- stopping ---------------------------------------------------------------------------------------------
+
+    def _take_leave(self) -> None:
+        """Let the sessions fall asleep while there is a whole for it; a second Ctrl-C means: now."""
+        spec = self._leave(self._run, LEAVE_S)
+        if spec is None or self._stop_asked > 1:
+            return
+        self._console.say("leaving", "torpor up: putting the sessions to sleep (Ctrl-C again: stop at once)")
+        leaving = spawn(spec.argv, env=spec.env, cwd=spec.cwd, log=spec.log, pipe=True)
+        assert leaving.stdout is not None
+        output = leaving.stdout.fileno()
+        deadline_s, said = time.monotonic() + LEAVE_S + STOP_PATIENCE_S, b""
+        while self._stop_asked == 1 and (left_s := deadline_s - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._wake, output], [], [], left_s)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._look_after()
+            if output in ready:
+                chunk = os.read(output, 65536)
+                if not chunk:
+                    break
+                said += chunk
+        leaving.kill()
+        leaving.wait()
+        self._tell_who_sleeps(said, spec)
+
+    def _tell_who_sleeps(self, said: bytes, spec: ProcessSpec) -> None:
+        try:
+            told = json.loads(said)
+        except ValueError:
+            text = f"torpor up: not every session may sleep; the next start adopts what runs on (log: {spec.log})"
+            self._console.say("not-asleep", text)
+            return
+        if told["left"]:
+            text = f"torpor up: these do not sleep, and are adopted by the next start: {', '.join(told['left'])}"
+            self._console.say("not-asleep", text, sessions=told["left"])
+        if told["asleep"]:
+            count = told["asleep"]
+            self._console.say("asleep", f"torpor up: {count} session{'s' * (count > 1)} put to sleep", asleep=count)
 
     def _stop_all(self) -> None:
         asked = self._stop_asked
