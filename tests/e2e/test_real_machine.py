@@ -16,7 +16,8 @@ from tests.support.real_machines import RealWhole, eventually, gone
 pytestmark = pytest.mark.e2e
 
 AGENT = """
-import os, random, time
+import os, random
+from time import sleep
 state = {"pid": os.getpid(), "token": random.random()}
 file = open("/root/journal", "a", buffering=1)
 number = 0
@@ -26,7 +27,7 @@ while True:
     line = f"{number} {state['pid']} {state['token']} {len(state)}"
     print(line, file=file)
     print(line, flush=True)
-    time.sleep(0.05)
+    sleep(0.05)
 """
 """A program with state in memory and an open file, which it would notice to have lost."""
 

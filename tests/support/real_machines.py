@@ -1,5 +1,6 @@
 """Real machines of an embedded whole, seen from outside: their processes, their limits, and what is left of them."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,12 @@ POLL_S: Final = 0.05
 
 def eventually(holds: Callable[[], Any], what: str, within_s: float = WAIT_S) -> Any:
     """Wait until something is so; what it answered."""
-    give_up_at = time.monotonic() + within_s
+    give_up_at, never = time.monotonic() + within_s, threading.Event()
     while time.monotonic() < give_up_at:
         found = holds()
         if found:
             return found
-        time.sleep(POLL_S)  # what is waited for happens in other processes, which tell nobody
+        never.wait(POLL_S)  # what is waited for happens in other processes, which tell nobody
     raise AssertionError(f"{what}: not within {within_s} s")
 
 
@@ -48,7 +49,8 @@ class RealWhole(EmbeddedWhole):
 
     def the_machine(self) -> int:
         """The process of the one machine there is."""
-        return next(iter(eventually(lambda: len(self.machines()) == 1 and list(self.machines()), "one machine runs")))
+        eventually(lambda: len(self.machines()) == 1, "one machine runs")
+        return next(iter(self.machines()))
 
     def run_in(self, session: str, *argv: str) -> str:
         """What a program says that ends well."""
