@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torpor.client.api import Sessions, Torpor, connect
     from torpor.client.execs import Exec
-    from torpor.client.models import Checkpoint, Chunk, Event, ExecResult
+    from torpor.client.files import Files
+    from torpor.client.models import Checkpoint, Chunk, Event, ExecResult, FileChange, FileInfo
     from torpor.client.session import Session
     from torpor.errors import (
         CannotStart,
         CheckpointFailed,
         CheckpointNotFound,
         CommandIdReused,
+        FileNotFound,
+        FileRefused,
         ForkFailed,
         InvalidRequest,
         NotPermitted,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
         SessionNotFound,
         StaleIncarnation,
         SuspendFailed,
+        TransferBroken,
         Unavailable,
         WrongState,
     )
@@ -36,13 +40,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "torpor.client.api": ("Sessions", "Torpor", "connect"),
     "torpor.client.execs": ("Exec",),
-    "torpor.client.models": ("Checkpoint", "Chunk", "Event", "ExecResult"),
+    "torpor.client.files": ("Files",),
+    "torpor.client.models": ("Checkpoint", "Chunk", "Event", "ExecResult", "FileChange", "FileInfo"),
     "torpor.client.session": ("Session",),
     "torpor.errors": (
         "CannotStart",
         "CheckpointFailed",
         "CheckpointNotFound",
         "CommandIdReused",
+        "FileNotFound",
+        "FileRefused",
         "ForkFailed",
         "InvalidRequest",
         "NotPermitted",
@@ -53,6 +60,7 @@ _HOMES = {
         "SessionNotFound",
         "StaleIncarnation",
         "SuspendFailed",
+        "TransferBroken",
         "Unavailable",
         "WrongState",
     ),
@@ -71,6 +79,11 @@ __all__ = [
     "Event",
     "Exec",
     "ExecResult",
+    "FileChange",
+    "FileInfo",
+    "FileNotFound",
+    "FileRefused",
+    "Files",
     "ForkFailed",
     "InvalidRequest",
     "NotPermitted",
@@ -86,6 +99,7 @@ __all__ = [
     "SuspendFailed",
     "Torpor",
     "TorporError",
+    "TransferBroken",
     "Unavailable",
     "WrongState",
     "connect",

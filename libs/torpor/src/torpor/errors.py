@@ -29,6 +29,14 @@ class CheckpointNotFound(Refused):
     """There is no such checkpoint, or it is not of this session's tree."""
 
 
+class FileRefused(Refused):
+    """The guest would not do it with this path; `code` says why: `not-empty`, `is-a-directory`, `disk-full`, …."""
+
+
+class FileNotFound(FileRefused):
+    """There is nothing under this path in the guest."""
+
+
 class StaleIncarnation(Refused):
     """The incarnation named is no longer the session's current one."""
 
@@ -103,6 +111,17 @@ class ForkFailed(SessionEnded):
     ) -> None:
         super().__init__(code, message, advice, position)
         self.session_ids = session_ids
+
+
+class TransferBroken(TorporError):  # noqa: N818
+    """A file changed while it was read, or what was written of it was lost with its machine; at `offset`."""
+
+    def __init__(self, code: str, message: str, advice: str, offset: int) -> None:
+        super().__init__(f"{message} ({advice})")
+        self.code = code
+        self.message = message
+        self.advice = advice
+        self.offset = offset
 
 
 class CannotStart(TorporError):  # noqa: N818

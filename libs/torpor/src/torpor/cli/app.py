@@ -15,6 +15,7 @@ _work = Group("Sessions and evidence", sort_key=2)
 _fleet = Group("Operating", sort_key=3)
 
 session = App(name="session", help="Create, use, put to sleep, wake and end sessions.", group=_work)
+file = App(name="file", help="Files of sessions; SESSION:PATH names one.", group=_work)
 checkpoint = App(name="checkpoint", help="What sessions are kept as: to sleep, to fork, to go back to.", group=_work)
 audit = App(name="audit", help="Check, carry away, rebuild and replay the log.", group=_work)
 host = App(name="host", help="The hosts that run machines.", group=_fleet)
@@ -46,6 +47,16 @@ _BRANCHES = (
     ("fork", "Make new sessions that begin where a session is."),
     ("rollback", "Take a session back to a checkpoint."),
 )
+_FILE = (
+    ("get", "Copy a file out of a session."),
+    ("put", "Copy a file into a session."),
+    ("ls", "List a directory."),
+    ("stat", "Show one file, directory or link."),
+    ("mkdir", "Make a directory and those above it."),
+    ("mv", "Rename a file or directory within a session."),
+    ("rm", "Remove a file, a link or a directory."),
+    ("watch", "Print what happens in a directory, until Ctrl-C."),
+)
 _CHECKPOINT = (
     ("list", "List checkpoints."),
     ("tree", "Show which checkpoint was made after which."),
@@ -68,6 +79,7 @@ for _name, _path, _group, _help in _TOP:
 for _group_app, _module, _commands in (
     (session, "torpor.cli.session", _SESSION),
     (session, "torpor.cli.branching", _BRANCHES),
+    (file, "torpor.cli.file", _FILE),
     (checkpoint, "torpor.cli.checkpoint", _CHECKPOINT),
     (audit, "torpor.cli.audit", _AUDIT),
     (host, "torpor.cli.host", _HOST),
@@ -77,5 +89,5 @@ for _group_app, _module, _commands in (
 checkpoint.command(
     "torpor.cli.branching:checkpoint_", name="create", help="Checkpoint a session while it runs on.", sort_key=0
 )
-for _group_app in (session, checkpoint, audit, host):
+for _group_app in (session, file, checkpoint, audit, host):
     app.command(_group_app)

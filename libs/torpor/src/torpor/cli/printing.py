@@ -67,3 +67,23 @@ def _cell(value: object) -> str:
     if isinstance(value, dict | list):
         return json.dumps(value, default=str)
     return str(value)
+
+
+def legible(name: str) -> str:
+    """A name that may hold anything, as text that JSON can hold; what is no UTF-8 shows as replacement characters."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def quoted(name: str) -> str:
+    """A name on one line, and as a shell takes it: as it is, or quoted when it holds more than printable text."""
+    if name.isprintable():
+        return name
+    escaped = "".join(_escaped(byte) for byte in name.encode("utf-8", "surrogateescape"))
+    return f"$'{escaped}'"
+
+
+def _escaped(byte: int) -> str:
+    plain = chr(byte)
+    if plain in "\\'":
+        return f"\\{plain}"
+    return plain if plain.isascii() and plain.isprintable() else f"\\x{byte:02x}"

@@ -10,19 +10,25 @@ import msgspec
 from torpor.client import events
 from torpor.client.connection import Connection
 from torpor.client.models import Event
-from torpor.errors import NotYet, SessionEnded, SuspendFailed
+from torpor.errors import NotYet, SessionEnded, SuspendFailed, Unavailable
 from torpor_contracts import session as contract
 from torpor_contracts.replies import Receipt
+
+UP = (contract.SessionStarted, contract.SessionResumed, contract.SessionRecovered)
+"""The events that say that a session's machine runs."""
 
 Seen = TypeVar("Seen")
 Kinds = tuple[type[msgspec.Struct], ...]
 
 
-async def observed(connection: Connection, session_id: str, receipt: Receipt, done: Kinds, timeout_s: float) -> Event:
-    """The first of these events of the session since the receipt; the receipt's own event may be it already.
+async def observed(
+    connection: Connection, session_id: str, since: Receipt | int, done: Kinds, timeout_s: float
+) -> Event:
+    """The first of these events of the session since a receipt, whose own event may be it already, or a position.
 
-    `SessionEnded` when the session went elsewhere, `NotYet` after `timeout_s`.
+    `SessionEnded` when the session went elsewhere; after `timeout_s` `NotYet`, and without a receipt `Unavailable`.
     """
+    receipt, position = (None, since) if isinstance(since, int) else (since, since.position)
 
     def judged(event: Event) -> Event | None:
         if isinstance(event.body, done):
@@ -32,13 +38,13 @@ async def observed(connection: Connection, session_id: str, receipt: Receipt, do
 
     subject = events.session_subject(connection.tenant, session_id)
     what = f"session {session_id} has not come to {_names(done)}"
-    return await judged_so(connection, subject, (receipt, receipt.position), judged, (timeout_s, what))
+    return await judged_so(connection, subject, (receipt, position), judged, (timeout_s, what))
 
 
 async def judged_so(
     connection: Connection,
     subject: str,
-    since: tuple[Receipt, int],
+    since: tuple[Receipt | None, int],
     judged: Callable[[Event], Seen | None],
     patience: tuple[float, str],
 ) -> Seen:
@@ -57,10 +63,11 @@ async def judged_so(
                     return seen
                 last = event
     except TimeoutError:
+        told = f"{what} within {timeout_s:g} s" + (f"; the last event is {_saying(last)}" if last else "")
+        if receipt is None:
+            raise Unavailable(told, "see `torpor session show`, and ask again") from None
         raise NotYet(
-            f"{what} within {timeout_s:g} s" + (f"; the last event is {_saying(last)}" if last else ""),
-            f"see `torpor session show {receipt.stream}`; what was asked for is on record and goes on",
-            receipt,
+            told, f"see `torpor session show {receipt.stream}`; what was asked for is on record and goes on", receipt
         ) from None
     raise AssertionError("a stream that is followed has no end")
 

@@ -5,15 +5,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from torpor.client import events
-from torpor.client.awaited import judged_so, raise_if_elsewhere
+from torpor.client.awaited import UP, judged_so, raise_if_elsewhere
 from torpor.client.connection import Connection
 from torpor.client.models import Checkpoint, Event
 from torpor.errors import CheckpointFailed, ForkFailed, SessionEnded
-from torpor_contracts import session as contract
 from torpor_contracts import session_branches as contract_branches
 from torpor_contracts.replies import Receipt
-
-UP = (contract.SessionStarted, contract.SessionResumed)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):

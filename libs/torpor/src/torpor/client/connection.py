@@ -145,10 +145,13 @@ class Connection:
             raise refusal_error(msgspec.convert(fields["refusal"], Refusal))
         return msgspec.convert(fields, QUERIES[service][kind].answer, strict=False)
 
-    async def ask(self, subject: str, data: bytes, timeout_s: float, complaint: str) -> bytes:
-        """One request with its answer; asked again, after a pause, while nobody is there to answer."""
+    async def ask(self, subject: str, data: bytes, timeout_s: float, complaint: str, patience_s: float = 1.0) -> bytes:
+        """One request with its answer; asked again, after a pause, while nobody is there to answer.
+
+        `patience_s` is how long the first try waits.
+        """
         loop = asyncio.get_running_loop()
-        deadline_s, patience_s, pause_s = loop.time() + timeout_s, 1.0, 0.05
+        deadline_s, pause_s = loop.time() + timeout_s, 0.05
         reason = "no answer"
         for _ in range(ASKS_MAX):
             left_s = deadline_s - loop.time()
@@ -161,7 +164,8 @@ class Connection:
                 reason = away.message
                 await asyncio.sleep(min(pause_s, max(0.0, deadline_s - loop.time())))
                 # A server that has just come back may swallow a request; a busy service needs patience.
-                patience_s, pause_s = min(patience_s * 2, _ASK_S_MAX), min(pause_s * 2, 1.0)
+                patience_s = min(patience_s * 2, max(patience_s, _ASK_S_MAX))
+                pause_s = min(pause_s * 2, 1.0)
         raise Unavailable(f"{complaint}: {reason}", "see `torpor status`")
 
 

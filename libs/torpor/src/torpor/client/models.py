@@ -80,6 +80,34 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class FileInfo:
+    """What there is under a path in a session. `modified_ns` counts from the Unix epoch.
+
+    Bytes of `name` and `link_to` that are no UTF-8 stand as with `os.fsdecode`.
+    """
+
+    name: str
+    kind: Literal["file", "directory", "link", "other"]
+    size_bytes: int
+    mode: int
+    user_id: int
+    group_id: int
+    modified_ns: int
+    link_to: str | None = None
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What happened to `name` in a watched directory.
+
+    `overflow`: some of it is lost, so look yourself; `gone`: the directory itself is.
+    """
+
+    kind: Literal["made", "written", "modified", "moved-from", "moved-to", "removed", "overflow", "gone"]
+    name: str
+
+
+@dataclass(frozen=True)
 class Event:
     """One event of the log. `type` is its wire tag, `data` its content.
 

@@ -6,6 +6,8 @@ from typing import Final
 from torpor.errors import (
     CheckpointNotFound,
     CommandIdReused,
+    FileNotFound,
+    FileRefused,
     InvalidRequest,
     NotPermitted,
     Refused,
@@ -32,6 +34,9 @@ _BY_CODE: Final[Mapping[str, type[Refused]]] = {
     "not-draining": WrongState,
     "nothing-to-resume": WrongState,
     "no-checkpoint": WrongState,
+    "stdin-closed": WrongState,
+    "no-terminal": WrongState,
+    "exec-unknown": WrongState,
     "unknown-command": InvalidRequest,
     "malformed-command": InvalidRequest,
     "reason-too-long": InvalidRequest,
@@ -58,3 +63,35 @@ def refused(code: str, message: str, advice: str, retry_after_s: float | None = 
 def refusal_error(refusal: Refusal) -> Refused:
     """The error to raise for a refusal."""
     return refused(refusal.code, refusal.message, refusal.advice, refusal.retry_after_s)
+
+
+_OF_FILES: Final[Mapping[str, type[Refused]]] = {
+    "not-found": FileNotFound,
+    **dict.fromkeys(
+        (
+            "exists",
+            "not-a-directory",
+            "is-a-directory",
+            "not-a-file",
+            "not-empty",
+            "not-permitted",
+            "disk-full",
+            "name-too-long",
+            "too-many-links",
+            "illegal-path",
+            "no-such-user",
+            "io-error",
+            "upload-unknown",
+        ),
+        FileRefused,
+    ),
+}
+"""What a guest says of a path; elsewhere some of these codes mean something else."""
+
+
+def guest_refusal(refusal: Refusal) -> Refused:
+    """The error to raise for a refusal of something asked of a guest."""
+    kind = _OF_FILES.get(refusal.code)
+    if kind is None:
+        return refusal_error(refusal)
+    return kind(refusal.code, refusal.message, refusal.advice, refusal.retry_after_s)

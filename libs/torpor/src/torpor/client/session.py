@@ -10,6 +10,8 @@ import msgspec
 
 from torpor.client import awaited, branches, events, execs, output
 from torpor.client.connection import Connection
+from torpor.client.door import Door
+from torpor.client.files import Files
 from torpor.client.models import Checkpoint, Chunk, Event
 from torpor.errors import InvalidRequest
 from torpor_contracts import session as contract
@@ -54,6 +56,8 @@ class Session:
         self.position = 0
         """The newest position of the log that this object has seen of the session; for `show(at_least=…)`."""
         self._connection = connection
+        self._door = Door(connection, session_id)
+        self.files = Files(self._door)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r})"
@@ -150,7 +154,7 @@ class Session:
         return await self._do(
             contract.ResumeSession(incarnation=incarnation),
             command_id,
-            (contract.SessionResumed, contract.SessionStarted, contract.SessionRecovered) if wait else (),
+            awaited.UP if wait else (),
             timeout_s,
         )
 
@@ -174,7 +178,7 @@ class Session:
         self, command: contract.CreateSession, command_id: str | None, timeout_s: float, *, wait: bool
     ) -> Receipt:
         """Ask for this session to be made; `Sessions.create` is the comfortable way."""
-        done = (contract.SessionStarted, contract.SessionResumed) if wait else ()
+        done = awaited.UP if wait else ()
         return await self._do(command, command_id, done, timeout_s)
 
     # --- branches ---------------------------------------------------------------------------------------------
@@ -263,7 +267,7 @@ class Session:
         return await self._do(
             branch_contract.RollbackSession(checkpoint_id=CheckpointId(checkpoint_id), incarnation=incarnation),
             command_id,
-            branches.UP if wait else (),
+            awaited.UP if wait else (),
             timeout_s,
         )
 
