@@ -25,7 +25,7 @@ from torpor_vm_host.adapters.qemu.options import SlotPolicy
 from torpor_vm_host.adapters.qemu.parts import Parts, check
 from torpor_vm_host.adapters.qemu.process import QemuProcess, recorded_pid
 from torpor_vm_host.adapters.qemu.records import KeptSpec, is_started, note_started, read_spec, write_spec
-from torpor_vm_host.adapters.qemu.slots import Slots
+from torpor_vm_host.adapters.qemu.slots import Kind, Slots
 from torpor_vm_host.adapters.qemu.template import Template
 from torpor_vm_host.adapters.qemu.templates import Templates
 from torpor_vm_host.adapters.qemu.waiting import Yard, clear
@@ -104,6 +104,10 @@ class QemuDriver(GuestPrograms):
         """Have the image and template for such machines, and soon slots; the first time may take minutes."""
         await self._clear_slots()
         self._slots.want(await self._templates.ready(machine))
+
+    def free_slots(self, kind: Kind) -> int:
+        """How many machines of this kind wait for somebody."""
+        return self._slots.count(kind)
 
     # --- life ---
 
@@ -240,7 +244,7 @@ class QemuDriver(GuestPrograms):
         self, spec: VmSpec, template: Template, parts: Parts | None
     ) -> tuple[QemuProcess, GuestChannel | None]:
         """A slot if there is one, else a new process."""
-        kinds: tuple[Literal["warm", "blank"], ...] = ("warm", "blank") if parts is None else ("blank",)
+        kinds: tuple[Kind, ...] = ("warm", "blank") if parts is None else ("blank",)
         for kind in kinds:
             taken = await self._slots.take(template, kind, spec.directory, spec.vm_id)
             if taken is not None:

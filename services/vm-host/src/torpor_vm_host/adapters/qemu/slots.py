@@ -55,6 +55,9 @@ class _Slot:
         self.process = process
         self.guest: GuestChannel | None = None
 
+    def is_of(self, kind: Kind, template: Template) -> bool:
+        return self.kind == kind and self.template.memory.digest == template.memory.digest
+
 
 class Slots:
     """The pool of one host, its slots in directories below `root`. `available_mib`: what memory this host has free."""
@@ -108,7 +111,7 @@ class Slots:
 
         A warm one stands still, its guest's channel open. A slot that cannot be taken is ended, and counts as none.
         """
-        slot = next((one for one in self._free if (one.kind, one.template) == (kind, template)), None)
+        slot = next((one for one in self._free if one.is_of(kind, template)), None)
         if slot is None:
             return None
         self._free.remove(slot)
@@ -116,10 +119,11 @@ class Slots:
         try:
             await self._hand_over(slot, directory, name)
         except (DriverError, OSError) as error:
-            _log.warning("a slot could not be taken: %s", error)
+            self._failed(f"one could not be taken: {error}")
             await self._end(slot)
             await clear(directory)
             return None
+        self._failures = 0
         return slot.process, slot.guest
 
     async def stop(self) -> None:
@@ -214,7 +218,7 @@ class Slots:
         kinds: tuple[tuple[Kind, int], ...] = (("warm", self._policy.warm), ("blank", self._policy.blank))
         for template, _ in reversed(self._wanted.values()):
             for kind, target in kinds:
-                there = sum((one.kind, one.template) == (kind, template) for one in self._free)
+                there = sum(one.is_of(kind, template) for one in self._free)
                 if there < target and used + self._mib(kind) <= self._policy.memory_mib_max:
                     return kind, template
         return None
@@ -231,11 +235,14 @@ class Slots:
             await self._make(kind, template)
         except (DriverError, OSError) as error:
             self._failed(str(error))
-        else:
-            self._failures = 0
 
     def _failed(self, why: str) -> None:
-        """Nothing is made for a while: a pool that cannot be filled does not keep this host busy."""
+        """Nothing is made for a while: a pool that cannot be filled, or keeps nothing, does not keep this host busy.
+
+        The pauses grow until a slot has been of use, or nothing has failed for long.
+        """
+        if self._now() - self._not_before_s > RETRY_S_MAX:
+            self._failures = 0
         pause_s = min(RETRY_S * 2.0**self._failures, RETRY_S_MAX)
         self._failures = min(self._failures + 1, 16)
         self._not_before_s = self._now() + pause_s
