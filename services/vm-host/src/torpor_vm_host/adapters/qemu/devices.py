@@ -1,5 +1,6 @@
 """The device state of a checkpoint: made loadable on its own, and bound to the memory and disk it belongs to."""
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -9,8 +10,9 @@ SECTION_CONFIGURATION: Final = b"\x07"
 NO_DESCRIPTION: Final = b"\x06" + bytes(4)
 HEADER_BYTES: Final = 8
 """The magic `QEVM` and the version of a QEMU state stream."""
-MAGIC: Final = b"TORPORDV"
+MAGIC: Final = b"TORPORD2"
 LENGTH_BYTES: Final = 4
+DIGEST_BYTES: Final = 32
 BINDING_BYTES_MAX: Final = 64 * 1024
 
 
@@ -38,9 +40,9 @@ def loadable(state: bytes) -> bytes:
 
 
 def bound(state: bytes, binding: Binding) -> bytes:
-    """A checkpoint's devices part: the binding, then the state."""
+    """A checkpoint's devices part: the binding with its digest, then the state, whose digest the binding has."""
     head = msgspec.json.encode(binding)
-    return MAGIC + len(head).to_bytes(LENGTH_BYTES, "big") + head + state
+    return MAGIC + len(head).to_bytes(LENGTH_BYTES, "big") + hashlib.sha256(head).digest() + head + state
 
 
 def unbound(part: bytes) -> tuple[Binding, bytes]:
@@ -49,7 +51,10 @@ def unbound(part: bytes) -> tuple[Binding, bytes]:
     length = int.from_bytes(part[len(MAGIC) : at], "big")
     if part[: len(MAGIC)] != MAGIC or length > BINDING_BYTES_MAX:
         raise ValueError("this is no device state of a checkpoint")
+    digest, head = part[at : at + DIGEST_BYTES], part[at + DIGEST_BYTES : at + DIGEST_BYTES + length]
+    if hashlib.sha256(head).digest() != digest:
+        raise ValueError("the binding of the device state is not what it was")
     try:
-        return msgspec.json.decode(part[at : at + length], type=Binding), part[at + length :]
+        return msgspec.json.decode(head, type=Binding), part[at + DIGEST_BYTES + length :]
     except msgspec.DecodeError as error:
         raise ValueError(f"the binding of the device state cannot be read: {error}") from error
