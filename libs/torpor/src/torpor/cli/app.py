@@ -21,6 +21,7 @@ audit = App(name="audit", help="Check, carry away, rebuild and replay the log.",
 host = App(name="host", help="The hosts that run machines.", group=_fleet)
 
 _TOP = (
+    ("demo", "torpor.cli.demo:demo", _whole, "Tell one agent's story on a real machine, and check all that is told."),
     ("up", "torpor.cli.whole:up", _whole, "Start the whole here: server and services, until Ctrl-C."),
     ("down", "torpor.cli.whole:down", _whole, "Stop the whole of a data directory; the sessions stay."),
     ("status", "torpor.cli.whole:status", _whole, "Show what runs where, and whether it answers."),

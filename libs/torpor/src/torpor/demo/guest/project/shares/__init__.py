@@ -1,0 +1,1 @@
+"""Shares of a bill: who owes what, to the cent."""
