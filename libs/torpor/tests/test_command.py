@@ -63,6 +63,7 @@ def test_help_needs_neither_nats_nor_the_tables() -> None:
     + [f"file {name}" for name in ("get", "put", "ls", "stat", "mkdir", "mv", "rm", "watch")]
     + [f"checkpoint {name}" for name in ("create", "list", "tree", "verify")]
     + [f"audit {name}" for name in ("verify", "export", "rebuild", "replay")]
+    + [f"image {name}" for name in ("build", "list")]
     + [f"host {name}" for name in ("list", "drain", "undrain")],
 )
 def test_every_command_takes_json_and_a_data_directory(command: str) -> None:

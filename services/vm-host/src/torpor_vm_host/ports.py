@@ -160,8 +160,9 @@ class Driver(Guest, Protocol):
     async def start(self, spec: VmSpec, checkpoint: CheckpointFiles | None) -> None:
         """Start a machine from its image, or from a checkpoint; it runs and its guest answers when this returns.
 
-        Codes: `vm-exists`, `image-unknown`, `machine-refused` (more than a guest may have), `checkpoint-corrupt`,
-        `checkpoint-mismatched` (parts of different generations, or another fingerprint), and the driver's own.
+        Codes: `vm-exists`, `image-unknown`, `image-not-built`, `machine-refused` (more than a guest may have),
+        `checkpoint-corrupt`, `checkpoint-mismatched` (parts of different generations, or another fingerprint), and
+        the driver's own.
         """
         ...
 

@@ -18,6 +18,7 @@ session = App(name="session", help="Create, use, put to sleep, wake and end sess
 file = App(name="file", help="Files of sessions; SESSION:PATH names one.", group=_work)
 checkpoint = App(name="checkpoint", help="What sessions are kept as: to sleep, to fork, to go back to.", group=_work)
 audit = App(name="audit", help="Check, carry away, rebuild and replay the log.", group=_work)
+image = App(name="image", help="What the guests of sessions are made of.", group=_fleet)
 host = App(name="host", help="The hosts that run machines.", group=_fleet)
 
 _TOP = (
@@ -69,6 +70,10 @@ _AUDIT = (
     ("rebuild", "Make the stream, or the views, afresh from the log."),
     ("replay", "Print a session's history, and the state it folds to."),
 )
+_IMAGE = (
+    ("build", "Build a guest image, unless it is there."),
+    ("list", "List images."),
+)
 _HOST = (
     ("list", "List hosts."),
     ("drain", "Take no new machines on a host; suspend those that run."),
@@ -83,6 +88,7 @@ for _group_app, _module, _commands in (
     (file, "torpor.cli.file", _FILE),
     (checkpoint, "torpor.cli.checkpoint", _CHECKPOINT),
     (audit, "torpor.cli.audit", _AUDIT),
+    (image, "torpor.cli.image", _IMAGE),
     (host, "torpor.cli.host", _HOST),
 ):
     for _name, _help in _commands:
@@ -90,5 +96,5 @@ for _group_app, _module, _commands in (
 checkpoint.command(
     "torpor.cli.branching:checkpoint_", name="create", help="Checkpoint a session while it runs on.", sort_key=0
 )
-for _group_app in (session, file, checkpoint, audit, host):
+for _group_app in (session, file, checkpoint, audit, image, host):
     app.command(_group_app)

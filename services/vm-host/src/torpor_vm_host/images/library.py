@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import torpor_guest_agent
-from torpor_vm_host.images.builder import ImageLibrary
+from torpor_vm_host.images.builder import RECIPE, ImageLibrary
 
 
 def cache_home() -> Path:
@@ -27,3 +27,11 @@ def recipes_home() -> Path:
 def default_library() -> ImageLibrary:
     """The library that the command and the vm-host use."""
     return ImageLibrary(recipes_home(), cache_home() / "images", Path(torpor_guest_agent.__file__).parent)
+
+
+def meant(recipe: str) -> str | Path:
+    """What a user means by a recipe: a name, or a file (a path with a `/` or the ending `.toml`; a folder has one)."""
+    if "/" not in recipe and not recipe.endswith(".toml") and recipe not in {".", ".."}:
+        return recipe
+    path = Path(recipe)
+    return path / RECIPE if path.is_dir() else path

@@ -14,7 +14,7 @@ from torpor_contracts.ids import is_token
 FORMAT: Final = 3
 """Part of every key: raised when the way images are built changes, so that all are built anew."""
 PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-DISK_MIB_MIN: Final = 512
+DISK_MIB_MIN: Final = 64
 DISK_MIB_MAX: Final = 65_536
 
 
@@ -29,7 +29,7 @@ class RecipeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an image is made of. `commands` run as root inside the image, with `sh -e`, after packages and files.
 
-    `base` names another recipe's image whose packages, files and commands come first. `disk_mib`: size the
+    `base` names a recipe of the checkout, whose packages, files and commands come first. `disk_mib`: size the
     file system is built with; a machine has at least that.
     """
 
@@ -49,7 +49,9 @@ class LoadedRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _refuse(path: Path, message: str) -> Rejected:
-    return Rejected("malformed-recipe", f"{path}: {message}", "see deploy/images/default/recipe.toml for an example")
+    return Rejected(
+        "malformed-recipe", f"{path}: {message}", "correct it; deploy/images/README.md says what it may hold"
+    )
 
 
 def load_recipe(path: Path) -> LoadedRecipe:
@@ -61,12 +63,14 @@ def load_recipe(path: Path) -> LoadedRecipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise _refuse(path, str(error)) from error
     if not is_token(recipe.name):
-        raise _refuse(path, f"name {recipe.name!r} is not made of a-z, 0-9 and -")
+        raise _refuse(path, f"name {recipe.name!r} is not made of a-z, 0-9 and -, 63 at most")
     if not DISK_MIB_MIN <= recipe.disk_mib <= DISK_MIB_MAX:
         raise _refuse(path, f"disk_mib must be between {DISK_MIB_MIN} and {DISK_MIB_MAX}")
     for package in recipe.packages:
         if not PACKAGE.fullmatch(package):
             raise _refuse(path, f"{package!r} is not the name of a Debian package")
+    if any("\0" in command for command in recipe.commands):
+        raise _refuse(path, "commands cannot hold the character U+0000")
     folder = path.parent.resolve()
     for file in recipe.files:
         _check_file(path, folder, file)
@@ -74,10 +78,10 @@ def load_recipe(path: Path) -> LoadedRecipe:
 
 
 def _check_file(path: Path, folder: Path, file: RecipeFile) -> None:
-    source = (folder / file.source).resolve()
+    source = (folder / file.source.replace("\0", "\ufffd")).resolve()
     if not source.is_relative_to(folder) or not source.is_file():
         raise _refuse(path, f"file {file.source!r} is not beside the recipe")
-    if not file.target.startswith("/") or ".." in Path(file.target).parts:
+    if not file.target.startswith("/") or ".." in Path(file.target).parts or "\0" in file.target:
         raise _refuse(path, f"target {file.target!r} is not an absolute path in the guest")
     if not re.fullmatch(r"0?[0-7]{3,4}", file.mode):
         raise _refuse(path, f"mode {file.mode!r} is not an octal file mode such as 0755")

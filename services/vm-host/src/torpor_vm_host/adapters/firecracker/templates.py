@@ -36,9 +36,7 @@ class Templates:
         if not 1 <= machine.vcpus <= VCPUS_MAX:
             raise DriverError("machine-refused", f"a guest has 1 to {VCPUS_MAX} virtual processors", retryable=False)
         try:
-            image = await asyncio.to_thread(self._images.find, machine.image)
-            if image is None:
-                image = await asyncio.to_thread(self._images.build, machine.image, self._workshop.progress)
+            image = await asyncio.to_thread(self._images.to_start_from, machine.image, self._workshop.progress)
         except Rejected as error:
             code = "image-unknown" if error.code == "unknown-image" else error.code
             raise DriverError(code, f"{error.message} ({error.advice})", retryable=False) from error

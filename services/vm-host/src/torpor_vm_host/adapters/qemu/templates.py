@@ -44,27 +44,25 @@ class Templates:
         self._make = make
         self._progress = progress
         self._open: dict[str, Template] = {}
-        self._current: dict[str, str] = {}
+        self._current: dict[str, tuple[str, int]] = {}
+        """Shape -> digest of the template's memory, and the version of the image's name it is of."""
         self._busy: dict[str, asyncio.Lock] = {}
-
-    def known(self, machine: MachineSpec) -> Template | None:
-        """The open template for such machines, if it was asked for before."""
-        digest = self._current.get(_shape(machine))
-        return None if digest is None else self._open[digest]
 
     async def ready(self, machine: MachineSpec) -> Template:
         """The template to start such machines from, made if there is none (a minute, or seconds).
 
-        Raises `DriverError`: `image-unknown`, `machine-refused`, or what its making came to.
+        Raises `DriverError`: `image-unknown`, `image-not-built`, `machine-refused`, or what its making came to.
         """
         shape = _shape(machine)
         async with self._busy.setdefault(shape, asyncio.Lock()):
-            found = self.known(machine)
-            if found is None:
-                image = await self._image(machine)
-                folder = await self._find_or_make(image, machine)
-                found = await self._opened(folder)
-                self._current[shape] = found.memory.digest
+            version = self._images.version(machine.image)
+            digest, of_version = self._current.get(shape, ("", 0))
+            if digest in self._open and of_version == version:
+                return self._open[digest]
+            image = await self._image(machine)
+            folder = await self._find_or_make(image, machine)
+            found = await self._opened(folder)
+            self._current[shape] = found.memory.digest, version
             return found
 
     async def make(self, machine: MachineSpec) -> None:
@@ -95,9 +93,7 @@ class Templates:
 
     async def _image(self, machine: MachineSpec) -> Image:
         try:
-            image = await asyncio.to_thread(self._images.find, machine.image)
-            if image is None:
-                image = await asyncio.to_thread(self._images.build, machine.image, self._progress)
+            image = await asyncio.to_thread(self._images.to_start_from, machine.image, self._progress)
         except Rejected as error:
             code = "image-unknown" if error.code == "unknown-image" else error.code
             raise DriverError(code, f"{error.message} ({error.advice})", retryable=False) from error
