@@ -31,9 +31,8 @@ def template(tmp_path: Path) -> Iterator[Template]:
 def written(template: Template, to: Path, changes: dict[int, bytes]) -> list[PartFile]:
     to.mkdir()
     (to / "disk").write_bytes(b"what the disk was" * 100)
-    (to / "raw").write_bytes(RAW)
     captured = [(page, data.ljust(PAGE, b"!")) for page, data in sorted(changes.items())]
-    return parts.write(captured, to / "raw", template, to)
+    return parts.write(captured, RAW, template, to)
 
 
 def files_of(made: list[PartFile]) -> CheckpointFiles:
@@ -50,7 +49,7 @@ def refusal(files: CheckpointFiles, fingerprint: str = FINGERPRINT) -> str:
 def test_what_was_written_is_what_is_loaded(template: Template, tmp_path: Path) -> None:
     made = written(template, tmp_path / "one", {3: b"three", 9: b"nine"})
     assert [one.kind for one in made] == ["memory", "devices", "disk"]
-    assert not (tmp_path / "one" / "raw").exists()
+    assert {path.name for path in (tmp_path / "one").iterdir()} == set(KINDS)
     found = parts.check(files_of(made), FINGERPRINT)
     assert found.state == loadable(RAW)
     assert found.template_digest == template.memory.digest

@@ -12,7 +12,7 @@ from torpor_contracts.session import MachineSpec
 from torpor_vm_host.adapters.qemu.command_line import Opened, command_line
 from torpor_vm_host.adapters.qemu.confining import Claim, Confining, release
 from torpor_vm_host.adapters.qemu.digests import digest_of
-from torpor_vm_host.adapters.qemu.disks import link_or_copy, overlay
+from torpor_vm_host.adapters.qemu.disks import link_or_copy, overlay, refused
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
 from torpor_vm_host.adapters.qemu.process import AGENT_SOCKET, QemuProcess, Sockets, start_ticks
@@ -72,7 +72,7 @@ class Booting:
             await self._boot(machine, memory, work, out, within_s)
             return await asyncio.to_thread(_finish, self._engine, image, machine, memory, out)
         except OSError as error:
-            raise DriverError("template-failed", f"a template could not be made: {error}", retryable=True) from error
+            raise refused(error, "template-failed", "a template could not be made") from error
         finally:
             os.close(memory)
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)

@@ -8,7 +8,6 @@ QEMU that keeps the old content of what the guest overwrites meanwhile, so no ch
 
 import asyncio
 import contextlib
-import errno
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,16 +16,15 @@ from typing import Any, Final
 
 from torpor_vm_host.adapters.qemu.capture import Capture
 from torpor_vm_host.adapters.qemu.command_line import DISK_NODE
-from torpor_vm_host.adapters.qemu.disks import copy_over
+from torpor_vm_host.adapters.qemu.disks import copy_over, refused
 from torpor_vm_host.adapters.qemu.machine import Machine
 from torpor_vm_host.adapters.qemu.memory import find_memory
 from torpor_vm_host.adapters.qemu.parts import DISK, write
-from torpor_vm_host.adapters.qemu.process import QemuProcess
+from torpor_vm_host.adapters.qemu.process import FULL, QemuProcess
 from torpor_vm_host.adapters.qemu.records import DISK as OWN_DISK
 from torpor_vm_host.adapters.qemu.template import Template
 from torpor_vm_host.ports import DriverError, OnPause, PartFile
 
-RAW_STATE: Final = "devices.raw"
 JOB: Final = "checkpoint"
 COPY_NODE: Final = "checkpoint"
 COPY_S: Final = 600.0
@@ -39,14 +37,14 @@ async def checkpoint_paused(machine: Machine, template: Template, directory: Pat
     with _failing():
         capture = await asyncio.to_thread(_capture_of, process, template)
         try:
-            async with _file_for(process, directory / RAW_STATE) as state:
+            async with _state_of(process) as state:
                 stopped = process.send("stop")
-                saved = process.send("xen-save-devices-state", {"filename": state, "live": False})
+                saved = process.send("xen-save-devices-state", {"filename": state.name, "live": False})
                 await process.answer(stopped, "stop")
                 machine.paused = True
                 await asyncio.to_thread(capture.take)
                 await process.answer(saved, "xen-save-devices-state")
-            return await asyncio.to_thread(_write_paused, capture, process, template, directory)
+                return await asyncio.to_thread(_write_paused, capture, state, process, template, directory)
         finally:
             capture.close()
 
@@ -61,12 +59,13 @@ async def checkpoint_live(
         capture = await asyncio.to_thread(_capture_of, process, template)
         try:
             async with (
-                _file_for(process, directory / RAW_STATE) as state,
+                _state_of(process) as state,
                 _copy_node(machine, directory / DISK) as node,
             ):
-                pause_ms = await _within_the_pause(process, capture, state, node, at_pause)
+                pause_ms = await _within_the_pause(process, capture, state.name, node, at_pause)
                 await _copied(machine)
-            return await asyncio.to_thread(write, capture.runs(), directory / RAW_STATE, template, directory), pause_ms
+                parts = await asyncio.to_thread(lambda: write(capture.runs(), state.read(), template, directory))
+            return parts, pause_ms
         finally:
             capture.close()
 
@@ -147,7 +146,8 @@ async def _copied(machine: Machine) -> None:
         raise DriverError("disk-failed", f"the disk was not copied within {COPY_S} s", retryable=True) from error
     for job in await machine.process.command("query-jobs"):
         if job["id"] == JOB and job.get("error"):
-            raise DriverError("disk-failed", f"the disk could not be copied: {job['error']}", retryable=True)
+            code = "no-space" if FULL in job["error"] else "disk-failed"
+            raise DriverError(code, f"the disk could not be copied: {job['error']}", retryable=True)
 
 
 async def _first_of(*events: asyncio.Event) -> None:
@@ -159,8 +159,30 @@ async def _first_of(*events: asyncio.Event) -> None:
             wait.cancel()
 
 
+class _State:
+    """Where QEMU writes a device state to: by `name`, into memory, which is there when the disk is full."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor = descriptor
+        self.name = name
+
+    def read(self) -> bytes:
+        """What has been written."""
+        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+
 @contextlib.asynccontextmanager
-async def _file_for(process: QemuProcess, path: Path, flags: int = os.O_WRONLY) -> AsyncIterator[str]:
+async def _state_of(process: QemuProcess) -> AsyncIterator[_State]:
+    descriptor = os.memfd_create("torpor-state", os.MFD_CLOEXEC)
+    try:
+        async with _file_for(process, Path(f"/proc/self/fd/{descriptor}"), os.O_WRONLY) as name:
+            yield _State(descriptor, name)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.asynccontextmanager
+async def _file_for(process: QemuProcess, path: Path, flags: int) -> AsyncIterator[str]:
     """A file of ours that QEMU may open by the name given, and by no other."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -178,9 +200,11 @@ def _capture_of(process: QemuProcess, template: Template) -> Capture:
     return Capture(process.pid, find_memory(process.pid, template.memory.name))
 
 
-def _write_paused(capture: Capture, process: QemuProcess, template: Template, directory: Path) -> list[PartFile]:
+def _write_paused(
+    capture: Capture, state: _State, process: QemuProcess, template: Template, directory: Path
+) -> list[PartFile]:
     copy_over(process.directory / OWN_DISK, directory / DISK)
-    return write(capture.runs(), directory / RAW_STATE, template, directory)
+    return write(capture.runs(), state.read(), template, directory)
 
 
 @contextlib.contextmanager
@@ -189,7 +213,6 @@ def _failing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        raise DriverError("no-space" if full else "checkpoint-failed", str(error), retryable=True) from error
+        raise refused(error, "checkpoint-failed") from error
     except ValueError as error:
         raise DriverError("checkpoint-failed", str(error), retryable=True) from error

@@ -48,6 +48,12 @@ shift 4
 exec "$@"
 """
 """Confines itself, writes down who it is, and becomes QEMU: there is no moment at which it runs unrecorded."""
+LAUNCH_FAILED: Final = {
+    120: "it could not join its control groups",
+    121: "its limits could not be set",
+    122: "who it is could not be written down; is the disk full?",
+}
+"""The exit codes of the launch, in words."""
 
 _log: Final = logging.getLogger(__name__)
 

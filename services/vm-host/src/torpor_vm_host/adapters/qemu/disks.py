@@ -13,7 +13,15 @@ from torpor_vm_host.ports import DriverError
 
 FICLONE: Final = 0x40049409
 PIECE_MAX: Final = 64 * 1024 * 1024
+READ_MAX: Final = 1024 * 1024
+FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 NO_CLONES: Final = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS}
+
+
+def refused(error: OSError, code: str, what: str = "") -> DriverError:
+    """What the operating system refuses, as a driver's error: `no-space` where the disk is full, else of this code."""
+    detail = f"{what}: {error}" if what else str(error)
+    return DriverError("no-space" if error.errno in FULL else code, detail, retryable=True)
 
 
 def overlay(backing: str, form: str, target: Path, disk_mib: int) -> None:
@@ -62,10 +70,20 @@ def _copy_data(source: int, target: int) -> None:
             at = _seek(source, at, os.SEEK_DATA)
             end = _seek(source, at, os.SEEK_HOLE)
             while at < end:
-                copied = os.copy_file_range(source, target, min(end - at, PIECE_MAX), at, at)
-                if copied == 0:
-                    raise OSError(errno.EIO, "a file became shorter while it was copied")
-                at += copied
+                at += _copy_piece(source, target, at, min(end - at, PIECE_MAX))
+
+
+def _copy_piece(source: int, target: int, at: int, length: int) -> int:
+    """Copy at most this much, without reading it where the kernel can; how much it was."""
+    try:
+        copied = os.copy_file_range(source, target, length, at, at)
+    except OSError as error:
+        if error.errno not in NO_CLONES:
+            raise
+        copied = os.pwrite(target, os.pread(source, min(length, READ_MAX), at), at)
+    if copied == 0:
+        raise OSError(errno.EIO, "a file became shorter while it was copied")
+    return copied
 
 
 class _NothingMore(Exception):  # noqa: N818

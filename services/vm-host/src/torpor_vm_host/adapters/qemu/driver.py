@@ -1,9 +1,10 @@
 """The QEMU driver: starts, checkpoints, restores, adopts and ends microVMs on this machine; see `ports.Driver`."""
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,6 +17,7 @@ from torpor_vm_host.adapters.qemu import cgroups as groups
 from torpor_vm_host.adapters.qemu.booting import Booting
 from torpor_vm_host.adapters.qemu.checkpointing import checkpoint_live, checkpoint_paused, drop_leftovers
 from torpor_vm_host.adapters.qemu.confining import CLAIM, PROCESS, Confining, read_claim
+from torpor_vm_host.adapters.qemu.disks import refused
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
@@ -130,7 +132,8 @@ class QemuDriver(GuestPrograms):
         parts = None if checkpoint is None else await asyncio.to_thread(check, checkpoint, self._engine.fingerprint)
         template = await self._template_for(spec.machine, parts)
         kept = self._kept(spec, template)
-        await asyncio.to_thread(write_spec, spec.directory, kept)
+        with _writing():
+            await asyncio.to_thread(write_spec, spec.directory, kept)
         process, guest = await self._process_for(spec, template, parts)
         machine = Machine(process, kept, self._wall_ns, paused=False, guest=guest)
         machine.template = template
@@ -143,7 +146,8 @@ class QemuDriver(GuestPrograms):
             machine.paused = False
             await machine.talk()
             self._machines[spec.vm_id] = machine
-            await asyncio.to_thread(note_started, spec.directory)
+            with _writing():
+                await asyncio.to_thread(note_started, spec.directory)
         except BaseException:
             self._machines.pop(spec.vm_id, None)
             machine.hang_up()
@@ -333,6 +337,14 @@ class QemuDriver(GuestPrograms):
             machine = Machine(process, kept, self._wall_ns, paused=status != "running")
             self._machines[vm_id] = machine
             return machine
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise refused(error, "start-failed") from error
 
 
 def _refuse_impossible(machine: MachineSpec) -> None:

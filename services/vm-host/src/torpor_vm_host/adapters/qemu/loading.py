@@ -4,13 +4,13 @@ import asyncio
 import os
 from typing import Any, Final
 
-from torpor_vm_host.adapters.qemu.disks import copy_over
+from torpor_vm_host.adapters.qemu.disks import copy_over, refused
 from torpor_vm_host.adapters.qemu.memory import find_memory, put_pages
 from torpor_vm_host.adapters.qemu.parts import Parts
 from torpor_vm_host.adapters.qemu.process import QemuProcess
 from torpor_vm_host.adapters.qemu.records import DISK
 from torpor_vm_host.adapters.qemu.template import Template
-from torpor_vm_host.ports import DriverError
+from torpor_vm_host.ports import VM_GONE, DriverError
 
 LOAD_S: Final = 30.0
 POLL_S: Final = 0.0005
@@ -28,9 +28,11 @@ async def load_checkpoint(process: QemuProcess, template: Template, parts: Parts
     """Make the machine what the checkpoint holds; it stays paused. Raises `DriverError`."""
     try:
         await asyncio.to_thread(_put, process, template, parts)
-    except (OSError, ValueError) as error:
-        code = "vm-gone" if not process.alive else "restore-failed"
-        raise DriverError(code, f"the checkpoint cannot be put into the machine: {error}", retryable=True) from error
+    except OSError as error:
+        code = VM_GONE if not process.alive else "restore-failed"
+        raise refused(error, code, "the checkpoint cannot be put into the machine") from error
+    except ValueError as error:
+        raise DriverError("checkpoint-corrupt", str(error), retryable=False) from error
     await _load(process, parts.state)
 
 

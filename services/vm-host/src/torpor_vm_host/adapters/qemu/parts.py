@@ -54,11 +54,11 @@ def check(checkpoint: CheckpointFiles, fingerprint: str) -> Parts:
     return Parts(memory=files["memory"], state=state, disk=files["disk"], template_digest=header.base_digest.hex())
 
 
-def write(captured: Iterable[tuple[int, bytes]], raw_state: Path, template: Template, to: Path) -> list[PartFile]:
+def write(captured: Iterable[tuple[int, bytes]], raw_state: bytes, template: Template, to: Path) -> list[PartFile]:
     """Write the memory and the devices durably into the directory `to`, where the disk is already."""
     memory, devices, disk = to / MEMORY, to / DEVICES, to / DISK
     write_page_file(captured, template.memory.descriptor, template.memory_digest, memory)
-    state = loadable(raw_state.read_bytes())
+    state = loadable(raw_state)
     binding = Binding(
         fingerprint=template.info.fingerprint,
         template_key=template.info.key,
@@ -67,7 +67,6 @@ def write(captured: Iterable[tuple[int, bytes]], raw_state: Path, template: Temp
         state_digest=hashlib.sha256(state).hexdigest(),
     )
     devices.write_bytes(bound(state, binding))
-    raw_state.unlink()
     for path in (devices, disk, to):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from torpor_vm_host.adapters.qemu.confining import PROCESS, read_claim
+from torpor_vm_host.adapters.qemu.confining import LAUNCH_FAILED, PROCESS, read_claim
 from torpor_vm_host.adapters.qemu.qmp import QmpRefused, QmpSession
 from torpor_vm_host.adapters.qemu.wire import listening_at
 from torpor_vm_host.ports import VM_GONE, DriverError
@@ -18,6 +19,8 @@ AGENT_SOCKET: Final = "agent.sock"
 ERRORS: Final = "qemu.log"
 QMP_S: Final = 20.0
 KILL_S: Final = 5.0
+FULL: Final = os.strerror(errno.ENOSPC)
+"""How QEMU says that a disk is full, amid words of its own."""
 START_TICKS: Final = 19
 """Where in /proc/PID/stat, behind the name, the start of the process is (field 22)."""
 
@@ -126,6 +129,8 @@ class QemuProcess:
             async with asyncio.timeout(QMP_S):
                 return await sent
         except QmpRefused as error:
+            if FULL in str(error):
+                raise DriverError("no-space", f"{what}: {error}", retryable=True) from error
             raise DriverError("qemu-refused", f"{what}: {error}", retryable=False) from error
         except ConnectionError as error:
             raise DriverError(VM_GONE, await self._last_words(f"{what}: {error}"), retryable=False) from error
@@ -173,7 +178,8 @@ class QemuProcess:
             return f"its process is gone{said}"
         if os.WIFSIGNALED(status):
             return f"its process was ended by signal {os.WTERMSIG(status)}{said}"
-        return f"its process ended with {os.WEXITSTATUS(status)}{said}"
+        code = os.WEXITSTATUS(status)
+        return f"its process ended with {code}{f': {LAUNCH_FAILED[code]}' if code in LAUNCH_FAILED else said}"
 
     def _tell(self, event: str, data: dict[str, Any]) -> None:
         self.on_event(event, data)

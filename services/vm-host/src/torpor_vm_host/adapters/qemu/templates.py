@@ -9,7 +9,7 @@ from typing import Final
 
 from torpor_contracts.errors import Rejected
 from torpor_contracts.session import MachineSpec
-from torpor_vm_host.adapters.qemu.disks import link_or_copy
+from torpor_vm_host.adapters.qemu.disks import link_or_copy, refused
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.template import (
     FILES,
@@ -172,7 +172,7 @@ def _keep(folder: Path, kept: Path) -> Path:
             link_or_copy(folder / name, scratch / name)
         _publish(scratch, place)
     except OSError as error:
-        raise DriverError("template-failed", f"the template cannot be kept: {error}", retryable=True) from error
+        raise refused(error, "template-failed", "the template cannot be kept") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return place

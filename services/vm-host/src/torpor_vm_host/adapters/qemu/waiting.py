@@ -8,12 +8,11 @@ from pathlib import Path
 
 from torpor_vm_host.adapters.qemu.command_line import Opened, command_line
 from torpor_vm_host.adapters.qemu.confining import CLAIM, PROCESS, Claim, Confining, read_claim, release
-from torpor_vm_host.adapters.qemu.disks import copy_over
+from torpor_vm_host.adapters.qemu.disks import copy_over, refused
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.process import QemuProcess, Sockets
 from torpor_vm_host.adapters.qemu.records import DISK, STARTED
 from torpor_vm_host.adapters.qemu.template import Template
-from torpor_vm_host.ports import DriverError
 
 
 class Yard:
@@ -43,14 +42,14 @@ class Yard:
 
     async def spawn(self, directory: Path, name: str, template: Template, *, wanted: bool) -> QemuProcess:
         """A machine that waits to be loaded; raises `DriverError`, and then nothing of it is left."""
-        claim = await self.claim(directory, name)
         try:
+            claim = await self.claim(directory, name)
             await asyncio.to_thread(self._lay_out, directory, name, template, wanted=wanted)
             return await self._start(directory, template, claim)
         except BaseException as error:
             await clear(directory)
             if isinstance(error, OSError):
-                raise DriverError("start-failed", f"{error}", retryable=True) from error
+                raise refused(error, "start-failed") from error
             raise
 
     def _claim(self, directory: Path, name: str) -> Claim:
