@@ -25,7 +25,7 @@ from torpor_vm_host.ports import VM_GONE, DriverError
 
 CKP = CheckpointId("ckp-1")
 STOP_THE_AGENT = (
-    "import ctypes, time; ctypes.CDLL(None).ptrace(16, 1, 0, 0); print('held', flush=True); time.sleep(600)"
+    "import ctypes, signal; ctypes.CDLL(None).ptrace(16, 1, 0, 0); signal.pause()"
 )
 """PTRACE_ATTACH to the first process, which is the agent."""
 
