@@ -169,6 +169,16 @@ async def test_an_oversized_payload_is_refused(connect: Connect, streams: list[s
         assert code(refused) == "payload-too-large"
 
 
+async def answered(bus: NatsBus, subject: str) -> bytes:
+    """The answer, once the server has let the other account know that somebody is there."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return await bus.query(subject, b"?", BOUND_S)
+            except Transient:
+                continue
+
+
 async def test_a_question_is_answered_or_transient(connect: Connect) -> None:
     service, bus = await connect("scheduler"), NatsBus(await connect("tenant-default"), SystemClock())
 
@@ -179,7 +189,7 @@ async def test_a_question_is_answered_or_transient(connect: Connect) -> None:
         await bus.query("qry.default.scheduler.sessions.-", b"?", BOUND_S)
     await service.client.subscribe("qry.*.scheduler.>", cb=answer)
     await service.client.flush()
-    assert await bus.query("qry.default.scheduler.sessions.-", b"?", BOUND_S) == b"answer to ?"
+    assert await answered(bus, "qry.default.scheduler.sessions.-") == b"answer to ?"
 
 
 async def test_the_bus_works_again_after_the_server_was_killed(

@@ -65,6 +65,11 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.unhandled: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
+    def grant(self, steps: int) -> None:
+        """Let it go on for so many steps, for its tasks to end."""
+        self._steps_left = max(self._steps_left, 0) + steps
+        self._steps_max += steps
+
     @property
     def steps(self) -> int:
         """Callbacks run so far."""
@@ -121,12 +126,12 @@ class VirtualLoop(base_events.BaseEventLoop):
             handle = heapq.heappop(scheduled)
             handle._scheduled = False  # noqa: SLF001
             ready.append(handle)
+        if self._steps_left < len(ready):  # they stay, for their tasks to end
+            raise TooManySteps(f"{self._steps_max} steps at {self._now_s:.3f} s: {self._waiting()}")
         batch = list(ready)
         ready.clear()
         self._shuffle(batch)
         self._steps_left -= len(batch)
-        if self._steps_left < 0:
-            raise TooManySteps(f"{self._steps_max} steps at {self._now_s:.3f} s: {self._waiting()}")
         for handle in batch:
             if not handle._cancelled:  # noqa: SLF001
                 handle._run()  # noqa: SLF001

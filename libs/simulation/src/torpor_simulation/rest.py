@@ -35,6 +35,8 @@ def _sessions_on_their_way(world: "World") -> Iterator[str]:
     for session_id, session in world.sessions.folded.items():
         if session.phase not in STABLE:
             yield f"{session_id} is {session.phase}"
+        if session.checkpointing is not None:
+            yield f"{session_id} waits for a checkpoint"
         # A program that was running when its session was put to sleep sleeps with it.
         for program in unstarted(session) if session.phase is Phase.SUSPENDED else session.execs:
             yield f"program {program.exec_id} of {session_id} has not ended ({session.phase})"

@@ -9,12 +9,15 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torpor_simulation.history import Violation
 from torpor_simulation.loop import Deadlock, TooManySteps, VirtualLoop
 from torpor_simulation.plan import Plan, draw
 from torpor_simulation.world import World, scratch_directory
+
+ENDING_STEPS: Final = 200_000
+"""What the tasks of a world may take to see their cancellation."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,12 @@ def _end(loop: VirtualLoop) -> None:
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
+    loop.grant(ENDING_STEPS)
     ending = _ended(left)
     with contextlib.suppress(Deadlock, TooManySteps, asyncio.CancelledError):
         if left:
             loop.run_until_complete(ending)
-    ending.close()  # a world that ran out of steps has none left for it
+    ending.close()
     loop.close()
 
 

@@ -89,10 +89,13 @@ class Workload:
     async def last_program(self, life: SessionLife) -> ExecId | None:
         """Give the session a last thing to do; None when it takes none any more.
 
-        All forks but the first are ended before, so that there is room.
+        All forks but the first are ended before, so that there is room; that one is given something to do too, or
+        nobody would notice what became of its machine.
         """
         for fork in [one for one in life.family() if one not in (life, *life.forks[:1])]:
             await self._ask(fork, TerminateSession(reason="enough"))
+        for fork in life.forks[:1]:
+            await self._ask(fork, self._program(fork, ""))
         command = self._program(life, "")
         reply = await self._ask(life, command)
         return command.exec_id if reply is not None and reply.receipt is not None else None
