@@ -24,9 +24,7 @@ from torpor_vm_host.images.library import default_library, recipes_home
 from torpor_vm_host.ports import VM_GONE, DriverError
 
 CKP = CheckpointId("ckp-1")
-STOP_THE_AGENT = (
-    "import ctypes, signal; ctypes.CDLL(None).ptrace(16, 1, 0, 0); signal.pause()"
-)
+STOP_THE_AGENT = "import ctypes, signal; ctypes.CDLL(None).ptrace(16, 1, 0, 0); signal.pause()"
 """PTRACE_ATTACH to the first process, which is the agent."""
 
 
