@@ -44,6 +44,15 @@ def test_a_file_goes_in_and_comes_out_as_it_was(whole: EmbeddedWhole, session_id
     assert whole.call("session", "exec", session_id, "--", "cat", "/work/piped")["stdout"] == "from a pipe"
 
 
+def test_a_pipe_is_written_to_and_not_replaced(whole: EmbeddedWhole, session_id: str, tmp_path: Path) -> None:
+    assert raw(whole, "file", "put", "-", f"{session_id}:/work/poured", stdin=b"poured").returncode == 0
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        whole.call("file", "get", f"{session_id}:/work/poured", str(tmp_path / "pipe"))
+        assert reader.communicate(timeout=20)[0] == b"poured"
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_names_may_be_whatever_linux_allows(whole: EmbeddedWhole, session_id: str, tmp_path: Path) -> None:
     for name in ODD:
         there = session_id.encode() + b":/odd/" + name

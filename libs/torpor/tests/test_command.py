@@ -59,7 +59,7 @@ def test_help_needs_neither_nats_nor_the_tables() -> None:
     "command",
     ["up", "down", "status", "events", "usage", "resources", "doctor", "bench", "completion", "version"]
     + [f"session {name}" for name in ("create", "list", "show", "exec", "output", "suspend", "resume", "terminate")]
-    + [f"session {name}" for name in ("checkpoint", "fork", "rollback")]
+    + [f"session {name}" for name in ("checkpoint", "fork", "rollback", "ps", "attach", "logs", "signal")]
     + [f"file {name}" for name in ("get", "put", "ls", "stat", "mkdir", "mv", "rm", "watch")]
     + [f"checkpoint {name}" for name in ("create", "list", "tree", "verify")]
     + [f"audit {name}" for name in ("verify", "export", "rebuild", "replay")]

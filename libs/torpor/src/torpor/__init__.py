@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torpor.client.api import Sessions, Torpor, connect
     from torpor.client.execs import Exec
     from torpor.client.files import Files
-    from torpor.client.models import Checkpoint, Chunk, Event, ExecResult, FileChange, FileInfo
+    from torpor.client.models import Checkpoint, Chunk, Event, ExecResult, FileChange, FileInfo, ProgramInfo
+    from torpor.client.programs import Program
     from torpor.client.session import Session
     from torpor.errors import (
         CannotStart,
@@ -41,7 +42,8 @@ _HOMES = {
     "torpor.client.api": ("Sessions", "Torpor", "connect"),
     "torpor.client.execs": ("Exec",),
     "torpor.client.files": ("Files",),
-    "torpor.client.models": ("Checkpoint", "Chunk", "Event", "ExecResult", "FileChange", "FileInfo"),
+    "torpor.client.models": ("Checkpoint", "Chunk", "Event", "ExecResult", "FileChange", "FileInfo", "ProgramInfo"),
+    "torpor.client.programs": ("Program",),
     "torpor.client.session": ("Session",),
     "torpor.errors": (
         "CannotStart",
@@ -88,6 +90,8 @@ __all__ = [
     "InvalidRequest",
     "NotPermitted",
     "NotYet",
+    "Program",
+    "ProgramInfo",
     "Receipt",
     "Refused",
     "Session",

@@ -38,11 +38,17 @@ _SESSION = (
     ("create", "Make a session, and wait until its machine runs."),
     ("list", "List sessions."),
     ("show", "Show one session."),
-    ("exec", "Run a program in a session; wakes it when it sleeps."),
-    ("output", "Follow the output of a program, from any byte on."),
     ("suspend", "Put a session to sleep."),
     ("resume", "Wake a session."),
     ("terminate", "End a session for good."),
+)
+_PROGRAMS = (
+    ("exec", "Run a program in a session; wakes it when it sleeps."),
+    ("ps", "List the programs of a session that have not ended."),
+    ("attach", "Go on with a program: its output, and our keys or input."),
+    ("logs", "Print what a program wrote, from any byte on; with -f as it is written."),
+    ("output", "Follow the output of a program, from any byte on."),
+    ("signal", "Send a signal to a program."),
 )
 _BRANCHES = (
     ("checkpoint", "Checkpoint a session while it runs on."),
@@ -84,6 +90,7 @@ for _name, _path, _group, _help in _TOP:
     app.command(_path, name=_name, group=_group, help=_help)
 for _group_app, _module, _commands in (
     (session, "torpor.cli.session", _SESSION),
+    (session, "torpor.cli.program", _PROGRAMS),
     (session, "torpor.cli.branching", _BRANCHES),
     (file, "torpor.cli.file", _FILE),
     (checkpoint, "torpor.cli.checkpoint", _CHECKPOINT),

@@ -223,7 +223,11 @@ async def _poured(pieces: AsyncIterator[bytes], file: IO[bytes], progress: Calla
 
 @contextmanager
 def _replacing(local: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `local` when all went well, and else is gone."""
+    """A file that takes the place of `local` when all went well, and else is gone; a device or pipe is written to."""
+    if local.exists() and not local.is_file():
+        with local.open("wb") as file:
+            yield file
+        return
     partial = local.with_name(f".{local.name[:200]}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:

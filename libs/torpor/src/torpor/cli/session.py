@@ -1,23 +1,18 @@
 """`torpor session …`."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from msgspec import structs
 
 from torpor.cli import printing
 from torpor.cli.options import DEFAULTS, Common
-from torpor.client.models import Chunk, ExecResult
 from torpor.client.session import WAIT_TIMEOUT_S, Session
 from torpor.errors import InvalidRequest
 from torpor_contracts.replies import Receipt
 from torpor_contracts.scheduling import SessionView
-
-_ENDS: Final = {"timed-out": 124, "lost": 125, "cancelled": 125, "failed": 126}
-_SIGNALED: Final = 137
 
 CommandId = Annotated[
     str | None, Parameter(help="Sent again under the same id, the command happens once and answers the same receipt.")
@@ -107,100 +102,6 @@ def show_(session_id: SessionId, *, common: Common = DEFAULTS) -> int:
     async def work() -> int:
         async with common.connect() as t:
             await _show(t.sessions.handle(session_id), common)
-        return 0
-
-    return asyncio.run(work())
-
-
-def exec_(
-    session_id: SessionId,
-    *argv: Annotated[str, Parameter(help="The program and its arguments, after --.", allow_leading_hyphen=True)],
-    env: Annotated[list[str] | None, Parameter(negative=(), help="KEY=VALUE; may be repeated.")] = None,
-    cwd: str | None = None,
-    user: str | None = None,
-    stdin: Annotated[bool, Parameter(negative=(), help="Give our standard input to the program.")] = False,
-    program_timeout_s: Annotated[float, Parameter(help="The program is ended after so many seconds.")] = 3600.0,
-    incarnation: int | None = None,
-    command_id: CommandId = None,
-    timeout_s: Annotated[float | None, Parameter(help="How long to wait for its end.")] = None,
-    common: Common = DEFAULTS,
-) -> int:
-    """Run a program in a session; its output as it comes, its exit code as ours."""
-    if not argv:
-        raise InvalidRequest("no-program", "no program was named", f"torpor session exec {session_id} -- echo hi")
-    given = sys.stdin.read() if stdin else ""
-
-    async def work() -> ExecResult:
-        async with common.connect() as t:
-            running = t.sessions.handle(session_id).exec(
-                *argv,
-                env=metadata_of(env or []),
-                cwd=cwd,
-                user=user,
-                stdin=given,
-                program_timeout_s=program_timeout_s,
-                incarnation=incarnation,
-                on_output=None if common.json else _write,
-                command_id=command_id,
-                timeout_s=timeout_s,
-            )
-            return await running
-
-    try:
-        result = asyncio.run(work())
-    except KeyboardInterrupt:
-        printing.note(f"torpor: the program goes on; see `torpor session show {session_id}`")
-        raise
-    return _ended(result, common)
-
-
-def _write(chunk: Chunk) -> None:
-    stream = sys.stdout if chunk.stream == "stdout" else sys.stderr
-    stream.buffer.write(chunk.data)
-    stream.flush()
-
-
-def _ended(result: ExecResult, common: Common) -> int:
-    if common.json:
-        printing.emit(
-            {
-                "exec_id": result.exec_id,
-                "outcome": result.outcome,
-                "exit_code": result.exit_code,
-                "stdout": result.stdout,
-                "stderr": result.stderr,
-                "detail": result.detail,
-                "incarnation": result.incarnation,
-                "missing_bytes": result.missing_bytes,
-                "receipt": result.receipt,
-                "position": result.position,
-            }
-        )
-    elif result.outcome != "exited":
-        printing.note(f"torpor: the program {result.outcome}" + (f": {result.detail}" if result.detail else ""))
-    elif result.missing_bytes:
-        printing.note(f"torpor: {result.missing_bytes} bytes of output are no longer stored")
-    if result.outcome == "exited" and result.exit_code is not None:
-        return result.exit_code
-    return _ENDS.get(result.outcome, _SIGNALED)
-
-
-def output_(
-    session_id: SessionId,
-    exec_id: str,
-    *,
-    from_offset: Annotated[int, Parameter(help="The first byte wanted.")] = 0,
-    common: Common = DEFAULTS,
-) -> int:
-    """Follow the output of a program, from any byte on, until it ends."""
-
-    async def work() -> int:
-        async with common.connect() as t:
-            async for chunk in t.sessions.handle(session_id).output(exec_id, from_offset=from_offset):
-                if common.json:
-                    printing.emit({"stream": chunk.stream, "offset": chunk.offset, "text": chunk.text})
-                else:
-                    _write(chunk)
         return 0
 
     return asyncio.run(work())

@@ -145,6 +145,12 @@ class Connection:
             raise refusal_error(msgspec.convert(fields["refusal"], Refusal))
         return msgspec.convert(fields, QUERIES[service][kind].answer, strict=False)
 
+    async def newest(self, stream: str, subject: str, timeout_s: float = 10.0) -> Msg | None:
+        """The newest message that a stream holds on a subject."""
+        with _as_sdk_errors():
+            message = await self._link.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s)
+        return None if (message.headers or {}).get("Status") == "404" else message
+
     async def ask(self, subject: str, data: bytes, timeout_s: float, complaint: str, patience_s: float = 1.0) -> bytes:
         """One request with its answer; asked again, after a pause, while nobody is there to answer.
 

@@ -32,7 +32,8 @@ class ExecResult:
 
     `outcome` is `exited` (see `exit_code`), `signaled`, `timed-out`, `failed` (it could not run: see `detail`),
     `lost` (its machine was gone first) or `cancelled` (the session ended first). `missing_bytes` counts output
-    that is not here: beyond what the caller let us keep, or no longer stored.
+    that is not here: beyond what the caller let us keep, or no longer stored. `recorded` is False when the host has
+    told the end and the log has not, for longer than usual; `position` is then that of the receipt.
     """
 
     exec_id: str
@@ -45,6 +46,7 @@ class ExecResult:
     missing_bytes: int
     receipt: Receipt
     position: int
+    recorded: bool = True
 
     @property
     def stdout(self) -> str:
@@ -77,6 +79,20 @@ class Checkpoint:
     taken_at: datetime | None
     receipt: Receipt
     position: int
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """A program that has not ended. `pending` waits for a machine; `asleep` goes on once the session is woken.
+
+    `remaining_s`: until its time limit, as its guest counts; None when the guest was not asked.
+    """
+
+    exec_id: str
+    state: Literal["pending", "running", "asleep", "ending"]
+    requested_at: datetime
+    started_at: datetime | None
+    remaining_s: float | None
 
 
 @dataclass(frozen=True)

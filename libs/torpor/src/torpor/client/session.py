@@ -8,18 +8,20 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.client import awaited, branches, events, execs, output
+from torpor.client import awaited, branches, events, execs
 from torpor.client.connection import Connection
 from torpor.client.door import Door
 from torpor.client.files import Files
-from torpor.client.models import Checkpoint, Chunk, Event
+from torpor.client.models import Checkpoint, Chunk, Event, ProgramInfo
+from torpor.client.pieces import Content
+from torpor.client.programs import Program
 from torpor.errors import InvalidRequest
+from torpor_contracts import guest
 from torpor_contracts import session as contract
 from torpor_contracts import session_branches as branch_contract
 from torpor_contracts.ids import CheckpointId, ExecId, SessionId, is_token
 from torpor_contracts.replies import Receipt
-from torpor_contracts.scheduling import ExecView, SessionView
-from torpor_messaging import subjects
+from torpor_contracts.scheduling import ExecInFlight, ExecView, SessionView
 from torpor_messaging.system import SystemIds
 
 RECEIPT_TIMEOUT_S: Final = 30.0
@@ -74,7 +76,9 @@ class Session:
     def exec(
         self,
         *argv: str,
-        stdin: str = "",
+        stdin: str | Content = "",
+        stdin_open: bool = False,
+        terminal: tuple[int, int] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
@@ -87,34 +91,71 @@ class Session:
     ) -> execs.Exec:
         """Run a program; wakes the session when it sleeps. `await` it for the result, or `async for` its output.
 
-        `program_timeout_s` ends the program in the guest; `timeout_s` is how long we wait for it.
+        `program_timeout_s` ends the program in the guest; `timeout_s` is how long we wait for it. `stdin` is text given
+        at once, or bytes, a `pathlib.Path`, an open binary file or a stream of bytes, given as the program reads it.
+        `stdin_open`: input will come by `Exec.program`. `terminal`: it runs in a terminal of so many rows and columns,
+        takes input, and writes all it writes to stdout.
         """
+        text = stdin if isinstance(stdin, str) else ""
+        size = None if terminal is None else contract.TerminalSize(rows=terminal[0], columns=terminal[1])
         command = contract.ExecSession(
             exec_id=ExecId(exec_id or new_id("exec", command_id)),
             program=contract.ExecSpec(
-                argv=list(argv), env=dict(env or {}), cwd=cwd, user=user, stdin=stdin, timeout_s=program_timeout_s
+                argv=list(argv),
+                env=dict(env or {}),
+                cwd=cwd,
+                user=user,
+                stdin=text,
+                timeout_s=program_timeout_s,
+                stdin_open=stdin_open or not isinstance(stdin, str),
+                terminal=size,
             ),
             incarnation=incarnation,
         )
         # Its end is waited for until its own time limit is well over.
         if timeout_s is None:
             timeout_s = program_timeout_s + execs.GRACE_S
-        order = execs.Order(self._connection, self.session_id, command, command_id or _IDS.new("cmd"), timeout_s)
+        order = execs.Order(
+            self._connection,
+            self.session_id,
+            command,
+            command_id or _IDS.new("cmd"),
+            timeout_s,
+            self.program(str(command.exec_id)),
+            None if isinstance(stdin, str) else stdin,
+        )
         return execs.Exec(order, on_output)
 
-    async def output(self, exec_id: str, *, from_offset: int = 0) -> AsyncGenerator[Chunk, None]:
-        """A program's output from a byte on, until it ends; whoever started it, as long as it is stored."""
-        subject = subjects.output(self._connection.tenant, self.session_id, exec_id)
-        async with aclosing(output.follow_output(self._connection, subject, from_offset)) as chunks:
+    def program(self, exec_id: str) -> Program:
+        """A program by its id, whoever started it: its input, its terminal, signals, its output."""
+        return Program(self._connection, self._door, self.session_id, exec_id)
+
+    async def programs(self) -> list[ProgramInfo]:
+        """The programs that have not ended, whoever started them. A session that sleeps is not woken."""
+        view = await self.show()
+        known: dict[str, guest.RunningProgram] = {}
+        if view.state == "running" and view.execs:
+            answered = await self._door.ask(guest.ListPrograms(incarnation=0), wakes=False)
+            known = {str(one.exec_id): one for one in answered.answer.programs}
+        return [_info(one, view.state, known.get(one.exec_id)) for one in view.execs]
+
+    async def signal(self, exec_id: str, number: int) -> None:
+        """Send a signal to a program and to all it has started."""
+        await self.program(exec_id).signal(number)
+
+    async def output(self, exec_id: str, *, from_offset: int = 0, follow: bool = True) -> AsyncGenerator[Chunk, None]:
+        """A program's output from a byte on, until it ends; whoever started it, as long as it is stored.
+
+        Without `follow`, what there is now.
+        """
+        stream = self.program(exec_id).output(from_offset=from_offset, follow=follow)
+        async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def show_exec(self, exec_id: str, *, at_least: int = 0) -> ExecView:
         """A program of this session as the scheduler sees it."""
-        answer: ExecView = await self._connection.query(
-            "scheduler", "exec", self.session_id, {"exec_id": exec_id, "at_least": at_least}
-        )
-        return answer
+        return await self.program(exec_id).show(at_least=at_least)
 
     async def events(self, *, from_position: int = 1, follow: bool = False) -> AsyncGenerator[Event, None]:
         """The session's own events from a position of the log on."""
@@ -301,3 +342,19 @@ def _now_s() -> float:
 def _left_s(timeout_s: float, began_s: float) -> float:
     """What is left of a time limit; never quite nothing, so that what is there already is seen."""
     return max(0.1, timeout_s - (_now_s() - began_s))
+
+
+def _info(one: ExecInFlight, session_state: str, seen: guest.RunningProgram | None) -> ProgramInfo:
+    state: Literal["pending", "running", "asleep", "ending"] = "pending"
+    if one.started_at is not None:
+        state = "running" if session_state == "running" else "asleep"
+    if seen is not None:
+        # The guest sees an end first; until the log has it, the program is ending.
+        state = "running" if seen.running else "ending"
+    return ProgramInfo(
+        exec_id=str(one.exec_id),
+        state=state,
+        requested_at=one.requested_at,
+        started_at=one.started_at,
+        remaining_s=None if seen is None else seen.remaining_s,
+    )

@@ -152,7 +152,9 @@ async def merged(waiting: Waiting, readers: Sequence[StreamReader]) -> AsyncGene
         if waiting.empty():
             silent_at_s = min(reader.heard_s for reader in readers) + _SILENCE_S
             try:
-                reader, deliver, message = await asyncio.wait_for(waiting.get(), max(0.01, silent_at_s - loop.time()))
+                # Not `wait_for`, which can lose a cancellation that comes together with a message.
+                async with asyncio.timeout_at(max(silent_at_s, loop.time() + 0.01)):
+                    reader, deliver, message = await waiting.get()
             except TimeoutError:
                 for quiet in readers:
                     if quiet.heard_s + _SILENCE_S <= loop.time():
