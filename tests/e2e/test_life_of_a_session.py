@@ -176,7 +176,8 @@ def test_what_cannot_be_done_is_refused_with_a_code(
 
 def test_a_stale_incarnation_and_a_too_large_payload_are_refused(whole: EmbeddedWhole, session: str) -> None:
     assert whole.refused("session", "suspend", session, "--incarnation", "99")["code"] == "stale-incarnation"
-    large = torpor(whole.data.root, "session", "exec", session, "--json", "--stdin", "--", "cat", stdin="x" * 600_000)
+    words = ["x" * 100_000] * 6
+    large = torpor(whole.data.root, "session", "exec", session, "--json", "--", "echo", *words)
     assert json.loads(large.stdout)["error"]["code"] in {"payload-too-large", "program-too-large"}
 
 
