@@ -5,12 +5,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.embedded import EmbeddedWhole
+from tests.support.real_machines import RealWhole
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedWhole]:
     """A whole that the tests of a module share."""
     running = EmbeddedWhole(tmp_path_factory.mktemp("whole") / "data")
+    try:
+        running.until("ready")
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def real_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealWhole]:
+    """A whole on QEMU that modules share which leave it as it was."""
+    running = RealWhole(tmp_path_factory.mktemp("real-whole") / "data")
     try:
         running.until("ready")
         yield running

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -45,16 +45,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealWhole]:
-    running = RealWhole(tmp_path_factory.mktemp("branches") / "data")
-    try:
-        running.until("ready")
-        yield running
-    finally:
-        running.close()
-
-
 def with_sdk(whole: RealWhole, work: Callable[[Torpor], Awaitable[None]]) -> None:
     """Do something with the SDK, and end every session after it."""
 
@@ -76,7 +66,7 @@ async def said(session: Any, *argv: str) -> str:
     return str(result.stdout).strip()
 
 
-def test_eight_forks_are_eight_machines(whole: RealWhole) -> None:
+def test_eight_forks_are_eight_machines(real_whole: RealWhole) -> None:
     async def work(t: Torpor) -> None:
         session = await t.sessions.create(session_id="ses-eight", idle_after_s=None)
         await said(session, "python3", "-c", WATCHER)
@@ -95,10 +85,10 @@ def test_eight_forks_are_eight_machines(whole: RealWhole) -> None:
         assert [answer[0] for answer in told] == [fork.session_id for fork in forks]
         assert await said(session, "sh", "-c", "[ ! -e /dev/shm/became ] && hostname") == "ses-eight"
 
-    with_sdk(whole, work)
+    with_sdk(real_whole, work)
 
 
-def test_a_fork_and_a_rollback_go_on_from_the_same_moment(whole: RealWhole) -> None:
+def test_a_fork_and_a_rollback_go_on_from_the_same_moment(real_whole: RealWhole) -> None:
     async def work(t: Torpor) -> None:
         session = await t.sessions.create(session_id="ses-back", idle_after_s=None)
         await said(session, "sh", "-c", "mkfifo /run/in /run/out; echo first > /root/file")
@@ -124,29 +114,29 @@ def test_a_fork_and_a_rollback_go_on_from_the_same_moment(whole: RealWhole) -> N
         with pytest.raises(torpor.Refused):
             await session.rollback("ckp-of-nobody")
 
-    with_sdk(whole, work)
+    with_sdk(real_whole, work)
 
 
-def test_fifty_who_wake_a_session_at_once_find_one_machine(whole: RealWhole) -> None:
+def test_fifty_who_wake_a_session_at_once_find_one_machine(real_whole: RealWhole) -> None:
     async def work(t: Torpor) -> None:
         session = await t.sessions.create(session_id="ses-fifty", idle_after_s=None)
         await session.suspend()
-        assert whole.machines() == {}
+        assert real_whole.machines() == {}
         answers = await asyncio.gather(*(session.exec("sh", "-c", f"echo {number}") for number in range(50)))
         assert sorted(int(answer.stdout) for answer in answers) == list(range(50))
         assert {answer.incarnation for answer in answers} == {2}
-        assert len(whole.machines()) == 1
+        assert len(real_whole.machines()) == 1
 
-    with_sdk(whole, work)
+    with_sdk(real_whole, work)
 
 
-def test_a_session_that_is_woken_right_after_it_fell_asleep_is_awake(whole: RealWhole) -> None:
+def test_a_session_that_is_woken_right_after_it_fell_asleep_is_awake(real_whole: RealWhole) -> None:
     async def work(t: Torpor) -> None:
         session = await t.sessions.create(session_id="ses-restless", idle_after_s=None)
         for cycle in range(1, 6):
             await session.suspend()
             await session.resume()
             assert await said(session, "sh", "-c", f"echo {cycle} >> /root/cycles; wc -l < /root/cycles") == str(cycle)
-            assert len(whole.machines()) == 1
+            assert len(real_whole.machines()) == 1
 
-    with_sdk(whole, work)
+    with_sdk(real_whole, work)
