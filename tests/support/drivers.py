@@ -9,6 +9,7 @@ from torpor_chunks.offload import in_thread, inline
 from torpor_contracts.ids import CheckpointId, ExecId, SessionId, TenantId, VmId
 from torpor_contracts.session import ExecSpec, MachineSpec
 from torpor_messaging.system import SystemClock, SystemIds
+from torpor_vm_host.adapters.simulated.bases import HostBases
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
 from torpor_vm_host.adapters.simulated.stores import DirectoryMachines, Machines, MemoryMachines
 from torpor_vm_host.ports import CheckpointFiles, Driver, DriverError, ExecOutcome, Output, PartFile, PresentVm, VmSpec
@@ -26,12 +27,25 @@ class DriverKit:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ids = SystemIds()
+        self.apart = False
         self._machines: Machines = MemoryMachines()
 
     def driver(self) -> Driver:
         """A driver object."""
         timing = Timing(start_s=0.0, checkpoint_s=0.0)
-        return SimulatedDriver(self._machines, SystemClock(), timing=timing, offload=inline)
+        return SimulatedDriver(self._machines, SystemClock(), timing=timing, offload=inline, bases=self.bases())
+
+    def bases(self) -> HostBases:
+        """What checkpoints of simulated machines build on, another thing on each host."""
+        return HostBases(self.root / "bases", bytes(self.root))
+
+    def elsewhere(self) -> "DriverKit":
+        """The same kind of driver on another host, which has nothing of this one; to be cleaned up for itself."""
+        root = self.root / "elsewhere"
+        root.mkdir()
+        kit = type(self)(root)
+        kit.apart = True
+        return kit
 
     def spec(self, **changes: Any) -> VmSpec:
         """A machine to start, with a directory of its own."""
@@ -75,7 +89,8 @@ class DirectoryKit(DriverKit):
     def driver(self) -> Driver:
         """A driver object."""
         machines = DirectoryMachines(self.root / "machines", offload=in_thread)
-        return SimulatedDriver(machines, SystemClock(), timing=Timing(start_s=0.0, checkpoint_s=0.0))
+        timing = Timing(start_s=0.0, checkpoint_s=0.0)
+        return SimulatedDriver(machines, SystemClock(), timing=timing, bases=self.bases())
 
 
 class Taking:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import msgspec
 import yaml
 
 from tests.support.drivers import DriverKit
@@ -80,9 +81,10 @@ class FirecrackerKit(DriverKit):
         """A driver object; the one before it loses its connections, as it would with its process."""
         for earlier in self._drivers:
             earlier.abandon()
-        driver = FirecrackerDriver(
-            self.workshop(), self.library(), self.machines, lambda: self.ids.new("epoch"), self.paging
-        )
+        workshop = self.workshop()
+        if self.apart:
+            workshop = msgspec.structs.replace(workshop, cache=self.root / "templates")
+        driver = FirecrackerDriver(workshop, self.library(), self.machines, lambda: self.ids.new("epoch"), self.paging)
         self._drivers.append(driver)
         return driver
 

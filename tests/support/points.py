@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torpor_chunks.memory import MemoryChunks
-from torpor_chunks.port import PackAddress, PartSource, Stored, StoreUnavailable
+from torpor_chunks.port import PackAddress, PartSource, Stored, StoreUnavailable, WantedPart
 from torpor_contracts.errors import Transient
-from torpor_contracts.ids import ExecId, TenantId, VmId
+from torpor_contracts.ids import SYSTEM_TENANT, ExecId, TenantId, VmId
 from torpor_contracts.replies import Receipt
 from torpor_contracts.session import ExecSpec
 from torpor_eventlog.memory import MemoryDatabase, MemoryLog
@@ -62,6 +62,11 @@ class PointedDriver(SimulatedDriver):
         await super().start(spec, checkpoint)
         self.points.reach("started")
 
+    async def receive(self, name: str, directory: Path) -> None:
+        self.points.reach("receive")
+        await super().receive(name, directory)
+        self.points.reach("received")
+
     async def checkpoint(self, vm_id: VmId, directory: Path) -> list[PartFile]:
         self.points.reach("checkpoint")
         parts = await super().checkpoint(vm_id, directory)
@@ -108,8 +113,16 @@ class PointedChunks(MemoryChunks):
         self._points = points
 
     async def put(self, tenant_id: TenantId, parts: Sequence[PartSource], *, onto: PackAddress | None = None) -> Stored:
-        self._points.reach("put")
-        return await super().put(tenant_id, parts, onto=onto)
+        of_base = tenant_id == SYSTEM_TENANT
+        self._points.reach("put base" if of_base else "put")
+        stored = await super().put(tenant_id, parts, onto=onto)
+        if of_base:
+            self._points.reach("base put")
+        return stored
+
+    async def fetch(self, tenant_id: TenantId, address: str, wanted: Sequence[WantedPart]) -> None:
+        self._points.reach("fetch base" if tenant_id == SYSTEM_TENANT else "fetch")
+        await super().fetch(tenant_id, address, wanted)
 
 
 class StickyWorkspace(DirectoryWorkspace):

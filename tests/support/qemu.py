@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+import torpor_guest_agent
 from tests.support.drivers import DriverKit
 from torpor_contracts.session import ExecSpec
 from torpor_eventlog.instants import to_us
@@ -17,8 +18,8 @@ from torpor_vm_host.adapters.qemu.driver import TEMPLATES, QemuDriver
 from torpor_vm_host.adapters.qemu.engine import find_engine, missing_binaries
 from torpor_vm_host.adapters.qemu.options import SlotPolicy
 from torpor_vm_host.adapters.qemu.process import recorded_pid
-from torpor_vm_host.images.builder import missing_tools
-from torpor_vm_host.images.library import default_library
+from torpor_vm_host.images.builder import ImageLibrary, missing_tools
+from torpor_vm_host.images.library import default_library, recipes_home
 
 COUNTING: Final = "n=$(($(cat /dev/shm/n 2>/dev/null || echo 0) + 1)); echo $n > /dev/shm/n; echo $n"
 NO_SLOTS: Final = SlotPolicy(warm=0, blank=0)
@@ -45,7 +46,7 @@ class QemuKit(DriverKit):
         clock = SystemClock()
         driver = QemuDriver(
             find_engine("tcg"),
-            default_library(),
+            self.library(),
             self.root,
             confining=Confining.find("if-possible"),
             slots=self.policy,
@@ -55,6 +56,17 @@ class QemuKit(DriverKit):
         )
         self.made.append(driver)
         return driver
+
+    def library(self) -> ImageLibrary:
+        """The user's images; beside them, where another host is meant, no templates."""
+        known = default_library()
+        if not self.apart:
+            return known
+        images = self.root / "cache" / "images"
+        if not images.exists():
+            images.parent.mkdir()
+            images.symlink_to(known.cache)
+        return ImageLibrary(recipes_home(), images, Path(torpor_guest_agent.__file__).parent)
 
     def counting(self) -> ExecSpec:
         """Counts in the guest's shared memory, which is nowhere but in its RAM."""

@@ -32,6 +32,7 @@ from torpor_simulation.process import Process, ProcessKilled
 from torpor_snapshot_store import assembly as snapshot_store
 from torpor_snapshot_store.settings import SnapshotStoreSettings
 from torpor_vm_host import assembly
+from torpor_vm_host.adapters.simulated.bases import HostBases
 from torpor_vm_host.adapters.simulated.driver import Timing
 from torpor_vm_host.adapters.simulated.stores import MemoryMachines
 from torpor_vm_host.settings import VmHostSettings
@@ -114,6 +115,8 @@ class HostWorld:
             SnapshotStoreSettings(), self._ports(MemoryLog(self.database), self.store_views), self.chunks
         )
         self.stuck: list[str] = []
+        self.bases: HostBases | None = None
+        """What the host's checkpoints build on, if anything; for the next process."""
         self.process = Process("not started")
         self.service = Service(name="none")
 
@@ -125,7 +128,13 @@ class HostWorld:
         await self.within(self._boot())
 
     async def _boot(self) -> None:
-        driver = PointedDriver(self.machines, self.clock, timing=Timing(start_s=0.1, checkpoint_s=0.1), offload=inline)
+        driver = PointedDriver(
+            self.machines,
+            self.clock,
+            timing=Timing(start_s=0.1, checkpoint_s=0.1),
+            offload=inline,
+            bases=self.bases,
+        )
         driver.points = self.points
         workspace = StickyWorkspace(self.root, offload=inline)
         workspace.stuck = self.stuck

@@ -37,7 +37,7 @@ class MemoryChunks:
         """The bytes that a pack itself holds, by their digest."""
         self._numbers = itertools.count(1)
         self._now_s = now_s
-        self._labels: dict[tuple[TenantId, str], PackAddress] = {}
+        self.labels: dict[tuple[TenantId, str], PackAddress] = {}
         self._put_s: dict[Key, float] = {}
 
     async def put(self, tenant_id: TenantId, parts: Sequence[PartSource], *, onto: PackAddress | None = None) -> Stored:
@@ -119,15 +119,15 @@ class MemoryChunks:
 
     async def label(self, tenant_id: TenantId, name: str) -> PackAddress | None:
         """See `ChunkStore.label`."""
-        return self._labels.get((tenant_id, legal_label(name)))
+        return self.labels.get((tenant_id, legal_label(name)))
 
     async def set_label(self, tenant_id: TenantId, name: str, address: PackAddress) -> PackAddress:
         """See `ChunkStore.set_label`."""
-        return self._labels.setdefault((tenant_id, legal_label(name)), legal_address(address))
+        return self.labels.setdefault((tenant_id, legal_label(name)), legal_address(address))
 
     async def labelled(self, tenant_id: TenantId) -> set[PackAddress]:
         """See `ChunkStore.labelled`."""
-        return {address for (owner, _), address in self._labels.items() if owner == tenant_id}
+        return {address for (owner, _), address in self.labels.items() if owner == tenant_id}
 
     async def tenants(self) -> list[TenantId]:
         """See `ChunkStore.tenants`."""

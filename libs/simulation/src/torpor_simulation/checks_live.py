@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from torpor_chunks.memory import MemoryChunks
 from torpor_contracts.checkpoint import CheckpointFreed, CheckpointRecorded
 from torpor_contracts.host import HostLost, HostRegistered
-from torpor_contracts.ids import CheckpointId, VmId
+from torpor_contracts.ids import SYSTEM_TENANT, CheckpointId, VmId
 from torpor_contracts.session import SessionLost
 from torpor_contracts.vm import ResourceRef, VmClaimed, VmReaped, VmReleased, VmStarted, VmStopped, VmSuspended
 from torpor_eventlog.port import Recorded
@@ -14,6 +16,9 @@ from torpor_scheduler.domain.session import Phase
 from torpor_simulation.history import Violation
 from torpor_simulation.hypervisor import Host, Sighting
 from torpor_simulation.sessions import Sessions
+from torpor_vm_host.adapters.simulated.bases import FILE
+from torpor_vm_host.adapters.simulated.parts import Devices
+from torpor_vm_host.bases import label_of
 
 
 class LiveChecks:
@@ -106,8 +111,19 @@ class LiveChecks:
     def _stored(self, event: CheckpointRecorded | CheckpointFreed) -> None:
         if isinstance(event, CheckpointRecorded):
             self._checkpoints[event.checkpoint_id] = event
+            self._loadable_elsewhere(event)
         else:
             self._checkpoints.pop(event.checkpoint_id, None)
+
+    def _loadable_elsewhere(self, event: CheckpointRecorded) -> None:
+        """What the checkpoint builds on is in the store: its own host may burn down the next moment."""
+        devices = self._chunks.content(event.tenant_id, event.manifest.packs[0].address, "devices")
+        if devices is None:
+            return  # it was damaged, or freed already; others look at that
+        base = msgspec.json.decode(devices, type=Devices).base
+        address = self._chunks.labels.get((SYSTEM_TENANT, label_of(base)))
+        if address is None or self._chunks.content(SYSTEM_TENANT, address, FILE) is None:
+            self._violate("loadable-elsewhere", f"{event.checkpoint_id} builds on {base}, which is not in the store")
 
     def _lost(self, event: SessionLost, row: Recorded) -> None:
         alive = event.vm_id in self._machines and event.vm_id not in self._died

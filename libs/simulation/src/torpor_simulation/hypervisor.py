@@ -18,6 +18,7 @@ from torpor_contracts.vm import ResourceRef
 from torpor_messaging.ports import Clock
 from torpor_simulation.process import Process
 from torpor_simulation.surroundings import Surroundings
+from torpor_vm_host.adapters.simulated.bases import HostBases
 from torpor_vm_host.adapters.simulated.driver import SimulatedDriver, Timing
 from torpor_vm_host.adapters.simulated.machine import Machine
 from torpor_vm_host.adapters.simulated.stores import MemoryMachines
@@ -176,6 +177,7 @@ class FaultyDriver(SimulatedDriver):
             timing=Timing(start_s=0.05, checkpoint_s=0.05),
             capacity=capacity,
             offload=living(around.process),
+            bases=HostBases(host.root / "bases", host.host_id.encode()),
         )
         self._around = around
         self._faults = faults
@@ -187,6 +189,12 @@ class FaultyDriver(SimulatedDriver):
         await super().start(spec, checkpoint)
         self._fail("agent-silent", self._faults.start_failed / 2)
         self._strike("driver.started")
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """Have what another host's checkpoints build on."""
+        self._strike("driver.receive")
+        await super().receive(name, directory)
+        self._strike("driver.received")
 
     async def checkpoint(self, vm_id: VmId, directory: Path) -> list[PartFile]:
         """Write the checkpoint, or fail before or after the machine was paused."""

@@ -86,6 +86,7 @@ def _mutant(change: Callable[[], Change], *caught_by: str, plan: Callable[[int],
 MUTANTS: Final = {
     mutant.name: mutant
     for mutant in (
+        _mutant(mutations.templates_left_at_home, "loadable-elsewhere"),
         _mutant(mutations.versions_unchecked, "positions", "legal", "broken", plan=crowded),
         _mutant(mutations.acknowledged_before_append, "acked-unrecorded"),
         _mutant(mutations.answered_before_append, "receipt-true", "acked-unrecorded"),

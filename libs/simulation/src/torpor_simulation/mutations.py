@@ -23,6 +23,7 @@ from torpor_scheduler.keeping_hosts import HostKeeper
 from torpor_scheduler.timing import Timing
 from torpor_snapshot_store import handlers as storing
 from torpor_snapshot_store.holders import Holders
+from torpor_vm_host.bases import Bases
 from torpor_vm_host.checkpoints import NotDone, failure_of
 from torpor_vm_host.clearing import Clearing
 from torpor_vm_host.domain import observations
@@ -45,6 +46,15 @@ def versions_unchecked() -> Change:
         return None if commit.events else InvariantViolation("no events")
 
     return [(planning, "_without_place", placed_anywhere)]
+
+
+def templates_left_at_home() -> Change:
+    """What checkpoints build on stays on its host: nobody else can load them."""
+
+    async def not_kept(_self: Bases, _base: object) -> None:
+        return
+
+    return [(Bases, "_keep", not_kept)]
 
 
 def acknowledged_before_append() -> Change:

@@ -40,6 +40,8 @@ def _sessions_on_their_way(world: "World") -> Iterator[str]:
         # A program that was running when its session was put to sleep sleeps with it.
         for program in unstarted(session) if session.phase is Phase.SUSPENDED else session.execs:
             yield f"program {program.exec_id} of {session_id} has not ended ({session.phase})"
+        if session.checkpointing is not None or session.fork is not None:
+            yield f"{session_id} waits for a checkpoint"
         machine = session.machine
         if session.phase is Phase.RUNNING and machine is not None and machine.vm_id not in world.live.machines:
             yield f"{session_id} is said to run in {machine.vm_id}, which does not exist"

@@ -9,6 +9,7 @@ from torpor_contracts.host import HostCapacity, HostLost, HostRegistered
 from torpor_contracts.ids import HostId
 from torpor_messaging.service import BackgroundRoute, CommandRoute, GuestRoute, ReactorRoute, Service
 from torpor_messaging.service_ports import ServicePorts
+from torpor_vm_host.bases import Bases
 from torpor_vm_host.bounded import BoundedDriver
 from torpor_vm_host.checkpoints import Checkpoints
 from torpor_vm_host.clearing import Clearing
@@ -34,6 +35,9 @@ from torpor_vm_host.workers import Workers
 SERVICE: Final = "vm-host"
 START_TRIES_MAX: Final = 20
 ACK_WAIT_S: Final = 10.0
+TEMPLATES_EVERY_S: Final = 5.0
+TEMPLATES_PAUSE_S_MAX: Final = 600.0
+"""A try costs seconds of a processor: a store that takes nothing is not tried again and again."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,26 @@ def build(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -
             BackgroundRoute(name="upkeep", every_s=settings.look_every_s, run=upkeep.look),
             BackgroundRoute(name="register", every_s=settings.look_every_s, run=presence.register),
             BackgroundRoute(name="heartbeat", every_s=settings.heartbeat_s, run=presence.heartbeat),
+            *_keeping(settings, hosting.bases),
         ],
         start=start,
         stop=stop,
     )
+
+
+def _keeping(settings: VmHostSettings, bases: Bases) -> list[BackgroundRoute]:
+    """New templates come with new kinds of machines: those are looked for again and again."""
+    if settings.keep_templates == "never":
+        return []
+    first_s = 0.0 if settings.keep_templates == "always" else settings.keep_templates_after_s
+    route = BackgroundRoute(
+        name="templates",
+        every_s=TEMPLATES_EVERY_S,
+        run=bases.keep_all,
+        first_s=first_s,
+        pause_s_max=TEMPLATES_PAUSE_S_MAX,
+    )
+    return [route]
 
 
 def _hosting(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery) -> Hosting:
@@ -136,6 +156,7 @@ def _hosting(settings: VmHostSettings, ports: ServicePorts, parts: HostMachinery
         driver=parts.driver,
         workspace=parts.workspace,
         checkpoints=Checkpoints(host, parts.chunks, ports),
+        bases=Bases(parts.driver, parts.chunks, parts.workspace, keeping=settings.keep_templates),
         clearing=Clearing(parts.driver, parts.workspace),
         ledger=ledger,
         programs=programs,

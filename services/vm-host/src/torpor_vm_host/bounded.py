@@ -14,6 +14,7 @@ from torpor_contracts.session import ExecSpec, TerminalSize
 from torpor_contracts.vm import ResourceRef
 from torpor_vm_host.guest_ports import FilePiece, OnWatchEvent
 from torpor_vm_host.ports import (
+    Base,
     CheckpointFiles,
     Driver,
     DriverError,
@@ -75,6 +76,26 @@ class BoundedDriver:
         """See `Driver.start`."""
         async with _within(self._limits.start_s, "start"):
             await self._driver.start(spec, checkpoint)
+
+    async def bases(self) -> list[Base]:
+        """See `Driver.bases`."""
+        async with _within(self._limits.look_s, "bases"):
+            return await self._driver.bases()
+
+    async def base_of(self, vm_id: VmId) -> Base | None:
+        """See `Driver.base_of`."""
+        async with _within(self._limits.start_s, "base_of"):
+            return await self._driver.base_of(vm_id)
+
+    async def lacking(self, checkpoint: CheckpointFiles) -> str | None:
+        """See `Driver.lacking`."""
+        async with _within(self._limits.look_s, "lacking"):
+            return await self._driver.lacking(checkpoint)
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """See `Driver.receive`."""
+        async with _within(self._limits.start_s, "receive"):
+            await self._driver.receive(name, directory)
 
     async def adopt(self, vm_id: VmId) -> None:
         """See `Driver.adopt`."""

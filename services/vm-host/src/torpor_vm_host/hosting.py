@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torpor_contracts.host import HostCapacity
 from torpor_messaging.ports import Clock
+from torpor_vm_host.bases import Bases
 from torpor_vm_host.checkpoints import Checkpoints
 from torpor_vm_host.clearing import Clearing
 from torpor_vm_host.host import Host
@@ -24,6 +25,7 @@ class Hosting:
     driver: Driver
     workspace: Workspace
     checkpoints: Checkpoints
+    bases: Bases
     clearing: Clearing
     ledger: Ledger
     programs: Programs

@@ -38,6 +38,7 @@ class LiveCheckpoints:
         self._driver = hosting.driver
         self._workspace = hosting.workspace
         self._checkpoints = hosting.checkpoints
+        self._bases = hosting.bases
         self._ledger = hosting.ledger
         self._programs = hosting.programs
         self._workers = hosting.workers
@@ -107,6 +108,7 @@ class LiveCheckpoints:
         noted = await self._workspace.read_taken(vm_id, pending.checkpoint_id)
         if noted is not None:
             return noted
+        await self._bases.promise(vm_id)
         late = decisions.deadline_failure(pending.deadline_at, self._clock.now())
         if late is not None:
             raise NotDone(late)

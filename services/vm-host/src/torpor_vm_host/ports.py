@@ -58,6 +58,16 @@ class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[PartKind, Path]
 
 
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """What checkpoints build on beside their own parts: files of no tenant, to which nobody writes again.
+
+    `name` is 64 hex digits, by which checkpoints name it; `files` are named as `Driver.receive` must find them.
+    """
+
+    name: str
+    files: dict[str, Path]
+
+
 class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a checkpoint as the driver wrote it; nobody writes to it again.
 
@@ -161,8 +171,30 @@ class Driver(Guest, Protocol):
         """Start a machine from its image, or from a checkpoint; it runs and its guest answers when this returns.
 
         Codes: `vm-exists`, `image-unknown`, `image-not-built`, `machine-refused` (more than a guest may have),
-        `checkpoint-corrupt`, `checkpoint-mismatched` (parts of different generations, or another fingerprint), and
-        the driver's own.
+        `checkpoint-corrupt`, `checkpoint-mismatched` (parts of different generations, or another fingerprint),
+        `template-missing` (see `lacking`), and the driver's own.
+        """
+        ...
+
+    async def bases(self) -> list[Base]:
+        """What checkpoints of machines that this driver starts will build on, as far as it has been made."""
+        ...
+
+    async def base_of(self, vm_id: VmId) -> Base | None:
+        """What the machine's checkpoints build on; None where they are whole by themselves."""
+        ...
+
+    async def lacking(self, checkpoint: CheckpointFiles) -> str | None:
+        """The name of the base that a checkpoint builds on, if this host does not have it.
+
+        None also of a checkpoint that cannot be read: `start` says what is wrong with it.
+        """
+        ...
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """Have this base from now on, whose files are in `directory` on this host's disk, and the driver's from now on.
+
+        All or nothing; idempotent. Codes: `template-corrupt` (it is not the base of this name), and the driver's own.
         """
         ...
 

@@ -10,6 +10,7 @@ from torpor_contracts.host import HostCapacity
 from torpor_contracts.ids import is_token
 from torpor_vm_host.adapters.qemu.options import Enforcement, QemuOptions, SlotPolicy, WantedAccelerator
 from torpor_vm_host.adapters.simulated.driver import Timing
+from torpor_vm_host.bases import Keeping
 from torpor_vm_host.bounded import DriverLimits
 from torpor_vm_host.drivers import DriverOptions
 from torpor_vm_host.outputs import OutputLimits
@@ -23,7 +24,10 @@ class VmHostSettings(BaseSettings):
     machine, `chunks_cache_mib` of what was put or read last are kept beside the machines. `vcpus`, `memory_mib`,
     `disk_mib` and `vms_max` are what the host offers; left out, what the driver finds. `accelerator`, `limits` (of
     processor, memory and processes, by control groups) and `slots_…` (machines kept ready, and the memory they may have
-    together) are for the QEMU driver. `heartbeat_s` belongs to the scheduler's idea of silence: change both.
+    together) are for the QEMU driver. `keep_templates` says when the templates that checkpoints build on are put into
+    the chunk store, without which no other host can load these: `always`, from the start, and no checkpoint is
+    registered before; `background`, after `keep_templates_after_s`, and nothing waits for it; `never`. `heartbeat_s`
+    belongs to the scheduler's idea of silence: change both.
     """
 
     model_config = SettingsConfigDict(env_prefix="TORPOR_VM_HOST_", frozen=True, populate_by_name=True)
@@ -40,6 +44,9 @@ class VmHostSettings(BaseSettings):
     memory_mib: int | None = Field(default=None, ge=1)
     disk_mib: int | None = Field(default=None, ge=1)
     vms_max: int | None = Field(default=None, ge=1)
+
+    keep_templates: Keeping = "always"
+    keep_templates_after_s: float = Field(default=60.0, ge=0)
 
     heartbeat_s: float = Field(default=2.0, gt=0)
     look_every_s: float = Field(default=1.0, gt=0)

@@ -36,6 +36,7 @@ class Starting:
         self._driver = hosting.driver
         self._workspace = hosting.workspace
         self._checkpoints = hosting.checkpoints
+        self._bases = hosting.bases
         self._clearing = hosting.clearing
         self._ledger = hosting.ledger
         self._programs = hosting.programs
@@ -137,6 +138,7 @@ class Starting:
         if manifest is not None and claim.checkpoint_id is not None:
             directory = await self._workspace.subdirectory(claim.vm_id, RESTORE)
             files = await self._checkpoints.fetch(claim.checkpoint_id, claim.tenant_id, manifest, directory)
+            await self._bases.have(claim.vm_id, files)
         await self._driver.start(self._spec(claim), files)
 
     async def _seen_running(self, about: About, vm_id: VmId, start_ms: int) -> VmState:

@@ -36,6 +36,7 @@ class Suspends:
         self._driver = hosting.driver
         self._workspace = hosting.workspace
         self._checkpoints = hosting.checkpoints
+        self._bases = hosting.bases
         self._clearing = hosting.clearing
         self._ledger = hosting.ledger
         self._programs = hosting.programs
@@ -97,6 +98,8 @@ class Suspends:
             return noted
         if present is None or present.state == "dead":
             raise DriverError(VM_GONE, f"{vm_id} is gone before its checkpoint was complete", retryable=False)
+        # It runs still: the first time this may take seconds.
+        await self._bases.promise(vm_id)
         late = decisions.deadline_failure(suspend.deadline_at, self._clock.now())
         if late is not None:
             raise NotDone(late)

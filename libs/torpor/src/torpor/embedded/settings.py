@@ -1,5 +1,6 @@
 """Which services the whole has, and what each is told by its environment."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,9 @@ def services_of(
     data: DataDir, nats_url: str, seeds: Mapping[str, Path], driver: str
 ) -> dict[str, tuple[str, dict[str, str]]]:
     """Service -> its module and its environment; keys by the user's name."""
-    own = {"vm-host": {"TORPOR_VM_HOST_DRIVER": driver}}
+    # It has no second host: the store may have its templates late, so that they slow down no first steps.
+    keep = os.environ.get("TORPOR_VM_HOST_KEEP_TEMPLATES", "background")
+    own = {"vm-host": {"TORPOR_VM_HOST_DRIVER": driver, "TORPOR_VM_HOST_KEEP_TEMPLATES": keep}}
     return {
         name: (
             module,

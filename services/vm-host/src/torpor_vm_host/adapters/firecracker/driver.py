@@ -30,11 +30,11 @@ from torpor_vm_host.adapters.firecracker.machine import (
     keep,
     read_kept,
 )
-from torpor_vm_host.adapters.firecracker.parts import Parts
+from torpor_vm_host.adapters.firecracker.parts import Parts, base_digest
 from torpor_vm_host.adapters.firecracker.presence import ASK_S_MAX, present, stalled
 from torpor_vm_host.adapters.firecracker.process import RECORD, Recorded, last_words, spawn
 from torpor_vm_host.adapters.firecracker.requests import MemoryBackend
-from torpor_vm_host.adapters.firecracker.template import Template, Workshop
+from torpor_vm_host.adapters.firecracker.template import Template, Workshop, base
 from torpor_vm_host.adapters.firecracker.templates import Templates
 from torpor_vm_host.adapters.guest_programs import GuestPrograms
 from torpor_vm_host.adapters.qemu.following import Followers
@@ -43,6 +43,7 @@ from torpor_vm_host.images.builder import ImageLibrary
 from torpor_vm_host.ports import (
     EXEC_UNKNOWN,
     VM_GONE,
+    Base,
     CheckpointFiles,
     DriverError,
     ExecOutcome,
@@ -134,6 +135,23 @@ class FirecrackerDriver(GuestPrograms):
                 raise DriverError(error.code, detail, retryable=error.retryable) from error
             raise
         self._machines[spec.vm_id] = machine
+
+    async def bases(self) -> list[Base]:
+        """See `ports.Driver`: the templates."""
+        return [base(template) for template in self._templates.ready_ones()]
+
+    async def base_of(self, vm_id: VmId) -> Base | None:
+        """See `ports.Driver`: the machine's template."""
+        return base((await self._get(vm_id)).template)
+
+    async def lacking(self, checkpoint: CheckpointFiles) -> str | None:
+        """See `ports.Driver`."""
+        digest = await asyncio.to_thread(base_digest, checkpoint)
+        return None if digest is None or await self._templates.has(digest) else digest
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """See `ports.Driver`."""
+        await self._templates.receive(name, directory)
 
     async def adopt(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""
@@ -253,6 +271,7 @@ class FirecrackerDriver(GuestPrograms):
             incarnation=spec.incarnation,
             machine=spec.machine,
             template_key=template.info.key,
+            template_digest=template.info.digests["memory"],
             identity=identity,
         )
 
@@ -306,7 +325,7 @@ class FirecrackerDriver(GuestPrograms):
         process, kept = Recorded.find(directory / RECORD), read_kept(directory)
         if process is None or kept is None or stalled(directory):
             raise gone(vm_id)
-        template = await self._templates.known(lambda info: info.key == kept.template_key)
+        template = await self._templates.known(kept.builds_on)
         if vm_id in self._machines and self._machines[vm_id].alive:  # adopted by another call meanwhile
             return self._machines[vm_id]
         handler = Recorded.find(directory / paging.RECORD)

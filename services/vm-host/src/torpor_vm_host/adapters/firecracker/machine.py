@@ -21,7 +21,7 @@ from torpor_vm_host.adapters.firecracker.copying import clone
 from torpor_vm_host.adapters.firecracker.jail import Jail
 from torpor_vm_host.adapters.firecracker.process import Recorded
 from torpor_vm_host.adapters.firecracker.requests import SnapshotCreate
-from torpor_vm_host.adapters.firecracker.template import Template
+from torpor_vm_host.adapters.firecracker.template import Template, TemplateInfo
 from torpor_vm_host.adapters.firecracker.vsock import open_channel
 from torpor_vm_host.adapters.qemu.following import Followers
 from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity
@@ -46,7 +46,14 @@ class KeptSpec(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     machine: MachineSpec
     template_key: str
+    template_digest: str = ""
     identity: Identity
+
+    def builds_on(self, info: TemplateInfo) -> bool:
+        """Whether this is the template the machine was started from; earlier releases noted its key alone."""
+        if self.template_digest:
+            return info.digests["memory"] == self.template_digest
+        return info.key == self.template_key
 
 
 class Machine:
@@ -69,6 +76,14 @@ class Machine:
         self._closed_for_requests = False
         if handler is not None:
             handler.watch(self._handler_ended)
+
+    @property
+    def template(self) -> Template:
+        """What the machine's checkpoints build on; raises `DriverError("template-missing")`."""
+        if self._template is None:
+            detail = f"the template {self.kept.template_key[:12]} that {self.kept.vm_id} builds on is not there"
+            raise DriverError("template-missing", detail, retryable=False)
+        return self._template
 
     @property
     def alive(self) -> bool:
@@ -182,11 +197,9 @@ class Machine:
     @asynccontextmanager
     async def _taking(self) -> AsyncIterator[Template]:
         """Around all that takes a checkpoint: a full disk, say, is an error that may be gone the next time."""
-        if self._template is None:
-            detail = f"the template {self.kept.template_key[:12]} that {self.kept.vm_id} builds on is not there"
-            raise DriverError("template-missing", detail, retryable=False)
+        template = self.template
         try:
-            yield self._template
+            yield template
         except OSError as error:
             raise DriverError("checkpoint-failed", str(error), retryable=True) from error
         finally:

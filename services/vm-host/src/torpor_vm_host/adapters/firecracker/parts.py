@@ -29,11 +29,11 @@ def base_digest(checkpoint: CheckpointFiles) -> str | None:
         return None
 
 
-def check(checkpoint: CheckpointFiles, template: Template) -> Parts:
-    """The parts, once each is whole and all are of one generation and of this engine and template.
+def check(checkpoint: CheckpointFiles, fingerprint: str, template: Template | None) -> Parts:
+    """The parts, once each is whole and all are of one generation and of this engine and template, which must be there.
 
     Firecracker checks its own state only, and only against accidents (a CRC); memory and disk it takes as they are.
-    Raises `DriverError` `checkpoint-corrupt` or `checkpoint-mismatched`; nothing has been started then.
+    Raises `DriverError` `checkpoint-corrupt`, `checkpoint-mismatched` or `template-missing`; nothing has been started.
     """
     try:
         files = {kind: checkpoint.files[kind] for kind in ("memory", "devices", "disk")}
@@ -46,12 +46,15 @@ def check(checkpoint: CheckpointFiles, template: Template) -> Parts:
         raise DriverError("checkpoint-corrupt", str(error), retryable=False) from error
     if hashlib.sha256(state).hexdigest() != binding.state_digest:
         raise DriverError("checkpoint-corrupt", "the device state is not what it was", retryable=False)
-    if binding.fingerprint != template.info.fingerprint:
+    if binding.fingerprint != fingerprint:
         raise DriverError(
             "checkpoint-mismatched",
-            f"it was made by {binding.fingerprint}, this host runs {template.info.fingerprint}",
+            f"it was made by {binding.fingerprint}, this host runs {fingerprint}",
             retryable=False,
         )
+    if template is None:
+        detail = f"it builds on the template {bases['memory'][:16]}, which is not on this host"
+        raise DriverError("template-missing", detail, retryable=False)
     expected = {"memory": template.info.digests["memory"], "disk": template.info.digests["disk"]}
     if binding.template_key != template.info.key or bases != expected:
         raise DriverError("checkpoint-mismatched", "it builds on another template", retryable=False)

@@ -25,12 +25,14 @@ from torpor_vm_host.adapters.firecracker.requests import SnapshotCreate
 from torpor_vm_host.adapters.firecracker.vsock import open_channel
 from torpor_vm_host.adapters.qemu.digests import digest_of, verify
 from torpor_vm_host.adapters.qemu.guest import Identity
+from torpor_vm_host.adapters.qemu.templates import make_read_only, sync
 from torpor_vm_host.images.builder import Image
-from torpor_vm_host.ports import DriverError
+from torpor_vm_host.ports import Base, DriverError
 
 BOOT_S_MAX: Final = 120.0
 FORMAT: Final = 1
 FILES: Final = ("memory", "state", "disk")
+INFO: Final = "template.json"
 NOBODY: Final = Identity(
     session_id="template", incarnation=0, epoch="template", hostname="template", machine_id="0" * 32
 )
@@ -92,7 +94,7 @@ def template_key(engine: Engine, image: Image, machine: MachineSpec) -> str:
 
 def find_template(cache: Path, holds: Callable[[TemplateInfo], bool]) -> Path | None:
     """The folder of a template of which this holds; templates of earlier images stay, for the checkpoints on them."""
-    for path in sorted(cache.glob("*/template.json")):
+    for path in sorted(cache.glob(f"*/{INFO}")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             if holds(msgspec.json.decode(path.read_bytes(), type=TemplateInfo)):
                 return path.parent
@@ -102,7 +104,7 @@ def find_template(cache: Path, holds: Callable[[TemplateInfo], bool]) -> Path | 
 def open_template(folder: Path) -> Template:
     """A template in its folder, every file verified; raises `DriverError("template-corrupt")`."""
     try:
-        info = msgspec.json.decode((folder / "template.json").read_bytes(), type=TemplateInfo)
+        info = msgspec.json.decode((folder / INFO).read_bytes(), type=TemplateInfo)
         for name in FILES:
             verify(folder / name, info.digests[name])
     except (OSError, ValueError, msgspec.DecodeError, KeyError) as error:
@@ -110,11 +112,36 @@ def open_template(folder: Path) -> Template:
     return Template(folder=folder, info=info)
 
 
+def base(template: Template) -> Base:
+    """A template as what checkpoints build on."""
+    return Base(name=template.info.digests["memory"], files={name: template.folder / name for name in (*FILES, INFO)})
+
+
+def receive_template(name: str, directory: Path, cache: Path) -> Template:
+    """Verify the template in `directory`, move it into the cache, and open it there; raises `DriverError`."""
+    folder = cache / f"received-{name[:32]}"
+    try:
+        make_read_only(directory)
+        if open_template(directory).info.digests["memory"] != name:
+            raise DriverError("template-corrupt", f"what came as the template {name[:16]} is another", retryable=False)
+        cache.mkdir(parents=True, exist_ok=True)
+        sync(directory)
+        try:
+            directory.rename(folder)
+        except OSError:  # it was received before
+            if not (folder / INFO).is_file():
+                raise
+        sync(cache, files=False)
+        return open_template(folder)
+    except OSError as error:
+        raise DriverError("template-failed", f"the template cannot be kept: {error}", retryable=True) from error
+
+
 async def make_template(workshop: Workshop, image: Image, machine: MachineSpec) -> Path:
     """Boot the image once, stop it when its agent answers, and keep what is there; the folder appears when whole."""
     key = template_key(workshop.engine, image, machine)
     folder = workshop.cache / f"{image.info.name}-{key[:16]}"
-    if await asyncio.to_thread((folder / "template.json").is_file):
+    if await asyncio.to_thread((folder / INFO).is_file):
         return folder
     size = f"{machine.vcpus} vCPU, {machine.memory_mib} MiB"
     workshop.progress(f"template {image.info.name}: first boot under Firecracker ({size})")
@@ -190,12 +217,12 @@ def _keep(jail: Jail, out: Path, info: TemplateInfo, folder: Path) -> None:
         (out / name).chmod(0o444)
     digests = {name: digest_of(out / name) for name in FILES}
     whole = msgspec.structs.replace(info, digests=digests)
-    (out / "template.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
+    (out / INFO).write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
     out.chmod(0o755)
     try:
         out.rename(folder)
     except OSError:  # another process was faster; its template is as good
-        if not (folder / "template.json").is_file():
+        if not (folder / INFO).is_file():
             raise
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from torpor_contracts.errors import Rejected
@@ -14,6 +15,7 @@ from torpor_vm_host.adapters.firecracker.template import (
     find_template,
     make_template,
     open_template,
+    receive_template,
     template_key,
 )
 from torpor_vm_host.images.builder import ImageLibrary
@@ -28,7 +30,10 @@ class Templates:
     def __init__(self, workshop: Workshop, images: ImageLibrary) -> None:
         self._workshop = workshop
         self._images = images
-        self._templates: dict[str, Template] = {}
+        self._open: dict[str, Template] = {}
+        """By the digest of its memory: another host's template of the same key is another template."""
+        self._current: dict[str, str] = {}
+        """Key -> the digest of the template that such machines start from here."""
         self._preparing: dict[str, asyncio.Lock] = {}
 
     async def ready(self, machine: MachineSpec) -> Template:
@@ -45,29 +50,49 @@ class Templates:
             raise DriverError("machine-refused", detail, retryable=False)
         key = template_key(self._workshop.engine, image, machine)
         async with self._preparing.setdefault(key, asyncio.Lock()):
-            if key not in self._templates:
+            if key not in self._current:
                 folder = await make_template(self._workshop, image, machine)
-                self._templates[key] = await asyncio.to_thread(open_template, folder)
-        return self._templates[key]
+                self._current[key] = self._kept(await asyncio.to_thread(open_template, folder))
+        return self._open[self._current[key]]
 
     async def origin(self, machine: MachineSpec, checkpoint: CheckpointFiles | None) -> tuple[Template, Parts | None]:
         """What a machine starts from: the template of its image as it is now, or the one its checkpoint builds on."""
         if checkpoint is None:
             return await self.ready(machine), None
         digest = await asyncio.to_thread(base_digest, checkpoint)
-        template = await self.known(lambda info: info.digests["memory"] == digest) or await self.ready(machine)
-        parts = await asyncio.to_thread(check, checkpoint, template)
+        template = await self.known(lambda info: info.digests["memory"] == digest)
+        parts = await asyncio.to_thread(check, checkpoint, self._workshop.engine.fingerprint, template)
+        assert template is not None, "else the check has raised"
         if not template.info.fits(machine):
             raise DriverError("checkpoint-mismatched", "it is of a machine of another size", retryable=False)
         return template, parts
 
+    def ready_ones(self) -> list[Template]:
+        """The templates that machines are being started from."""
+        return [self._open[digest] for digest in dict.fromkeys(self._current.values())]
+
+    async def has(self, memory_digest: str) -> bool:
+        """Whether the template whose memory has this digest is on this host."""
+        return await self.known(lambda info: info.digests["memory"] == memory_digest) is not None
+
+    async def receive(self, memory_digest: str, directory: Path) -> None:
+        """Keep the template in `directory`, which is verified and moved; raises `DriverError`."""
+        async with self._preparing.setdefault(memory_digest, asyncio.Lock()):
+            if not await self.has(memory_digest):
+                cache = self._workshop.cache
+                self._kept(await asyncio.to_thread(receive_template, memory_digest, directory, cache))
+
     async def known(self, holds: Callable[[TemplateInfo], bool]) -> Template | None:
         """A template that is there already."""
-        for template in self._templates.values():
+        for template in self._open.values():
             if holds(template.info):
                 return template
         folder = await asyncio.to_thread(find_template, self._workshop.cache, holds)
         if folder is None:
             return None
-        template = await asyncio.to_thread(open_template, folder)
-        return self._templates.setdefault(template.info.key, template)
+        return self._open[self._kept(await asyncio.to_thread(open_template, folder))]
+
+    def _kept(self, template: Template) -> str:
+        digest = template.info.digests["memory"]
+        self._open.setdefault(digest, template)
+        return digest

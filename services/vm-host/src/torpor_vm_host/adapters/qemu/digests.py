@@ -47,6 +47,16 @@ class SparseDigest:
         return self._hasher.hexdigest()
 
 
+def sparse_digest_of(path: Path) -> str:
+    """The digest of a whole file, in hex."""
+    digest = SparseDigest()
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for at in pieces_with_data(file.fileno(), size):
+            digest.update(at, os.pread(file.fileno(), PIECE, at))
+    return digest.finished(size)
+
+
 def pieces_with_data(descriptor: int, size: int) -> list[int]:
     """Where the pieces of a file begin that are no holes."""
     found: list[int] = []

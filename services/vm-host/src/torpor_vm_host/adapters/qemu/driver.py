@@ -24,16 +24,17 @@ from torpor_vm_host.adapters.qemu.guest import GuestChannel, Identity, WallClock
 from torpor_vm_host.adapters.qemu.loading import load_checkpoint, load_template
 from torpor_vm_host.adapters.qemu.machine import Machine
 from torpor_vm_host.adapters.qemu.options import SlotPolicy
-from torpor_vm_host.adapters.qemu.parts import Parts, check
+from torpor_vm_host.adapters.qemu.parts import Parts, base_digest, check
 from torpor_vm_host.adapters.qemu.process import QemuProcess, recorded_pid
 from torpor_vm_host.adapters.qemu.records import KeptSpec, is_started, note_started, read_spec, write_spec
 from torpor_vm_host.adapters.qemu.slots import Kind, Slots
-from torpor_vm_host.adapters.qemu.template import Template
+from torpor_vm_host.adapters.qemu.template import Template, base
 from torpor_vm_host.adapters.qemu.templates import Templates
 from torpor_vm_host.adapters.qemu.waiting import Yard, clear
 from torpor_vm_host.images.builder import ImageLibrary
 from torpor_vm_host.ports import (
     VM_GONE,
+    Base,
     CheckpointFiles,
     DriverError,
     LiveCheckpoint,
@@ -154,6 +155,23 @@ class QemuDriver(GuestPrograms):
             await clear(spec.directory, process)
             raise
         self._slots.want(template)
+
+    async def bases(self) -> list[Base]:
+        """See `ports.Driver`: the templates."""
+        return [base(template) for template in self._templates.ready_ones()]
+
+    async def base_of(self, vm_id: VmId) -> Base | None:
+        """See `ports.Driver`: the machine's template."""
+        return base(await self._template_of(await self._get(vm_id)))
+
+    async def lacking(self, checkpoint: CheckpointFiles) -> str | None:
+        """See `ports.Driver`."""
+        digest = await asyncio.to_thread(base_digest, checkpoint)
+        return None if digest is None or await self._templates.has(digest) else digest
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """See `ports.Driver`."""
+        await self._templates.receive(name, directory)
 
     async def adopt(self, vm_id: VmId) -> None:
         """See `ports.Driver`."""

@@ -28,6 +28,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     template_digest: str
 
 
+def base_digest(checkpoint: CheckpointFiles) -> str | None:
+    """The digest of the template's memory that a checkpoint builds on; None where it does not say."""
+    try:
+        return read_header(checkpoint.files["memory"]).base_digest.hex()
+    except (KeyError, OSError, ValueError):
+        return None
+
+
 def check(checkpoint: CheckpointFiles, fingerprint: str) -> Parts:
     """The parts, once each is whole and all are of one generation and of this engine.
 

@@ -13,13 +13,23 @@ from typing import Final
 import msgspec
 
 from torpor_contracts.session import MachineSpec
-from torpor_vm_host.adapters.qemu.digests import digest_of, verify
+from torpor_vm_host.adapters.qemu.digests import digest_of, sparse_digest_of, verify
 from torpor_vm_host.adapters.qemu.engine import Engine
 from torpor_vm_host.adapters.qemu.sealed import Sealed, seal
 from torpor_vm_host.images.builder import Image
-from torpor_vm_host.ports import DriverError
+from torpor_vm_host.ports import Base, DriverError
 
-__all__ = ["FILES", "Template", "TemplateInfo", "digest_of", "open_template", "read_info", "template_key"]
+__all__ = [
+    "FILES",
+    "Template",
+    "TemplateInfo",
+    "base",
+    "check_received",
+    "digest_of",
+    "open_template",
+    "read_info",
+    "template_key",
+]
 
 FORMAT: Final = 2
 KERNEL: Final = "kernel"
@@ -74,6 +84,11 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def base(template: Template) -> Base:
+    """A template as what checkpoints build on."""
+    return Base(name=template.info.digests[MEMORY], files={name: template.folder / name for name in (*FILES, INFO)})
+
+
 def template_key(engine: Engine, image: Image, machine: MachineSpec) -> str:
     """Which template a machine starts from (64 hex digits); machines of one key may have different templates."""
     size = machine.vcpus, machine.memory_mib, machine.disk_mib
@@ -87,6 +102,26 @@ def read_info(folder: Path) -> TemplateInfo | None:
     except (OSError, msgspec.MsgspecError):
         return None
     return info if info.format == FORMAT else None
+
+
+def check_received(folder: Path, memory_digest: str) -> Template:
+    """A template that came from elsewhere, open; raises `DriverError("template-corrupt")` unless it is this one."""
+    info = read_info(folder)
+    try:
+        if info is None or info.digests.get(MEMORY) != memory_digest:
+            why = "it is another"
+        # Sealing does not read what is sealed in this process already.
+        elif sparse_digest_of(folder / MEMORY) != memory_digest:
+            why = "its memory has another digest"
+        else:
+            return open_template(folder)
+    except OSError as error:
+        why = str(error)
+    except DriverError as error:
+        why = error.detail
+    raise DriverError(
+        "template-corrupt", f"what came as the template {memory_digest[:16]} is not it: {why}", retryable=False
+    )
 
 
 def open_template(folder: Path) -> Template:

@@ -1,7 +1,9 @@
 """The templates of one host: found, made once where there are none, and kept beside the machines that need them."""
 
 import asyncio
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from torpor_vm_host.adapters.qemu.template import (
     MEMORY,
     Template,
     TemplateInfo,
+    check_received,
     open_template,
     read_info,
     template_key,
@@ -68,6 +71,21 @@ class Templates:
     async def make(self, machine: MachineSpec) -> None:
         """Have a template for such machines in the cache, and open none."""
         await self._find_or_make(await self._image(machine), machine)
+
+    def ready_ones(self) -> list[Template]:
+        """The templates that machines are being started from."""
+        return [self._open[digest] for digest in dict.fromkeys(digest for digest, _ in self._current.values())]
+
+    async def has(self, memory_digest: str) -> bool:
+        """Whether the template whose memory has this digest is on this host."""
+        return memory_digest in self._open or await asyncio.to_thread(self._find, memory_digest) is not None
+
+    async def receive(self, memory_digest: str, directory: Path) -> None:
+        """Keep the template in `directory`, which is verified and moved; raises `DriverError`."""
+        async with self._busy.setdefault(memory_digest, asyncio.Lock()):
+            if memory_digest not in self._open:
+                template = await asyncio.to_thread(receive, memory_digest, directory, self._kept)
+                self._open[memory_digest] = template
 
     async def of_digest(self, memory_digest: str) -> Template:
         """The template whose memory has this digest; raises `DriverError("template-missing")`."""
@@ -147,15 +165,48 @@ def _scratch_in(cache: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
 
 
+def receive(memory_digest: str, directory: Path, kept: Path) -> Template:
+    """Verify the template in `directory`, move it among those kept, and open it there; raises `DriverError`."""
+    place = kept / memory_digest[: 2 * DIGITS]
+    make_read_only(directory)
+    # Held until it is opened again below, so that its memory is sealed and compared only once.
+    verified = check_received(directory, memory_digest)
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        sync(directory)
+        _publish(directory, place)
+        sync(kept, files=False)
+        return open_template(place)
+    except OSError as error:
+        raise DriverError("template-failed", f"the template cannot be kept: {error}", retryable=True) from error
+    finally:
+        verified.close()
+
+
+def sync(directory: Path, *, files: bool = True) -> None:
+    """Have a directory, and what is in it, on the disk whatever happens."""
+    for path in (*(directory.iterdir() if files else ()), directory):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _publish(made: Path, folder: Path) -> None:
-    for path in made.iterdir():
-        path.chmod(0o444)
-    made.chmod(0o755)
+    make_read_only(made)
     try:
         made.rename(folder)
     except OSError:  # another process was faster; its template is as good
         if read_info(folder) is None:
             raise
+
+
+def make_read_only(made: Path) -> None:
+    """Let nobody write to a template's files by accident. What is so already is not touched."""
+    for path, mode in (*((path, 0o444) for path in made.iterdir()), (made, 0o755)):
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
 
 
 def _keep(folder: Path, kept: Path) -> Path:

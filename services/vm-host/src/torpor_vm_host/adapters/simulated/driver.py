@@ -17,13 +17,15 @@ from torpor_contracts.vm import ResourceRef
 from torpor_eventlog.instants import to_us
 from torpor_messaging.ports import Clock
 from torpor_vm_host.adapters.simulated import guest
+from torpor_vm_host.adapters.simulated.bases import HostBases
 from torpor_vm_host.adapters.simulated.files import Live, SimulatedFiles
 from torpor_vm_host.adapters.simulated.machine import End, Machine, Process
-from torpor_vm_host.adapters.simulated.parts import FINGERPRINT, machine_from, refuse_unknown, write_parts
+from torpor_vm_host.adapters.simulated.parts import FINGERPRINT, base_of, machine_from, refuse_unknown, write_parts
 from torpor_vm_host.adapters.simulated.stores import MachineGone, Machines, MachineUnreadable
 from torpor_vm_host.ports import (
     EXEC_UNKNOWN,
     VM_GONE,
+    Base,
     CheckpointFiles,
     DriverError,
     ExecOutcome,
@@ -75,12 +77,15 @@ class SimulatedDriver(SimulatedFiles):
         timing: Timing | None = None,
         capacity: HostCapacity = CAPACITY,
         offload: Offload = in_thread,
+        bases: HostBases | None = None,
     ) -> None:
+        """`bases`: what checkpoints build on; without, they are whole by themselves."""
         self._machines = machines
         self._clock = clock
         self._timing = timing or Timing()
         self._capacity = capacity
         self._offload = offload
+        self._bases = bases
         self._lives: dict[VmId, _Live] = {}
 
     async def fingerprint(self) -> str:
@@ -104,13 +109,39 @@ class SimulatedDriver(SimulatedFiles):
         """See `Driver.start`."""
         refuse_unknown(spec.machine)
         machine = await self._offload(lambda: machine_from(spec, checkpoint))
+        if checkpoint is None and self._bases is not None:
+            machine.base = self._bases.own
         with _named():
+            if machine.base and await self._base(machine.base) is None:
+                raise DriverError("template-missing", f"there is no base {machine.base} here", retryable=False)
             if await self._machines.exists(spec.vm_id):
                 raise DriverError("vm-exists", f"{spec.vm_id} exists already", retryable=False)
             await self._machines.create(machine)
         await self._clock.sleep(self._timing.start_s)
         async with self._holding(spec.vm_id) as live, self._changing(live):
             live.machine.run(self._now_us())
+
+    async def bases(self) -> list[Base]:
+        """See `Driver.bases`."""
+        own = None if self._bases is None else await self._base(self._bases.own)
+        return [] if own is None else [own]
+
+    async def base_of(self, vm_id: VmId) -> Base | None:
+        """See `Driver.base_of`."""
+        async with self._holding(vm_id) as live:
+            return await self._base(live.machine.base)
+
+    async def lacking(self, checkpoint: CheckpointFiles) -> str | None:
+        """See `Driver.lacking`."""
+        name = await self._offload(lambda: base_of(checkpoint))
+        return name if name and await self._base(name) is None else None
+
+    async def receive(self, name: str, directory: Path) -> None:
+        """See `Driver.receive`."""
+        bases = self._bases
+        if bases is not None:
+            with _named():
+                await self._offload(lambda: bases.receive(name, directory))
 
     async def adopt(self, vm_id: VmId) -> None:
         """See `Driver.adopt`."""
@@ -221,6 +252,11 @@ class SimulatedDriver(SimulatedFiles):
         """See `Driver.close`."""
         for vm_id in list(self._lives):
             self._drop(vm_id)
+
+    async def _base(self, name: str) -> Base | None:
+        bases = self._bases
+        with _named():
+            return None if bases is None else await self._offload(lambda: bases.get(name))
 
     async def _follow(self, vm_id: VmId, exec_id: ExecId, on_output: OnOutput) -> ExecOutcome:
         while True:

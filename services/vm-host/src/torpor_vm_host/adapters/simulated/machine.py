@@ -100,7 +100,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, kw_only=True):
-    """A machine. `generation` counts its checkpoints; `paused_us` is set while it does not run.
+    """A machine. `generation` counts its checkpoints, which build on `base`; `paused_us` is set while it does not run.
 
     `files` and `folders` are named by the keys of `tree.key_of`; `uploads` are files that are not whole yet.
     """
@@ -113,6 +113,7 @@ class Machine(msgspec.Struct, kw_only=True):
     state: Literal["starting", "running", "paused"]
     paused_us: int | None = None
     generation: int = 0
+    base: str = ""
     counter: int = 0
     variables: dict[str, str] = {}
     files: dict[str, bytes] = {}

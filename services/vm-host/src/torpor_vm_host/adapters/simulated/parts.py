@@ -29,11 +29,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, tag="memory", forbid_unk
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True, tag="devices", forbid_unknown_fields=True):
-    """The engine that can load the checkpoint."""
+    """The engine that can load the checkpoint, and what it builds on."""
 
     generation: str
     fingerprint: str
     vcpus: int
+    base: str = ""
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True, tag="disk", forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ def write_parts(machine: Machine, directory: Path) -> list[PartFile]:
             variables=machine.variables,
             processes=machine.processes,
         ),
-        "devices": Devices(generation=generation, fingerprint=FINGERPRINT, vcpus=machine.spec.vcpus),
+        "devices": Devices(generation=generation, fingerprint=FINGERPRINT, vcpus=machine.spec.vcpus, base=machine.base),
         "disk": Disk(
             generation=generation,
             image=machine.spec.image,
@@ -95,11 +96,20 @@ def machine_from(spec: VmSpec, checkpoint: CheckpointFiles | None) -> Machine:
         raise _mismatched(f"it was made by {devices.fingerprint!r}, this engine is {FINGERPRINT!r}")
     if (memory.memory_mib, devices.vcpus) != (spec.machine.memory_mib, spec.machine.vcpus):
         raise _mismatched("it is of a machine of another size")
+    machine.base = devices.base
     machine.counter, machine.variables = memory.counter, memory.variables
     machine.processes, machine.paused_us = memory.processes, memory.paused_us
     machine.files, machine.folders = disk.files, disk.folders
     machine.metas, machine.uploads = disk.metas, disk.uploads
     return machine
+
+
+def base_of(checkpoint: CheckpointFiles) -> str:
+    """The name of what a checkpoint builds on; empty where that is nothing, or cannot be read."""
+    try:
+        return _read(checkpoint, "devices", Devices).base
+    except DriverError:
+        return ""
 
 
 def refuse_unknown(machine: MachineSpec) -> None:
