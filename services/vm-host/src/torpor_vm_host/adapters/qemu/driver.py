@@ -219,6 +219,10 @@ class QemuDriver(GuestPrograms):
             machine.hang_up()
         await clear(self._vms / vm_id, None if machine is None else machine.process)
 
+    def process_of(self, vm_id: VmId) -> QemuProcess:
+        """The process of a machine that this object has started, for who measures it."""
+        return self._machines[vm_id].process
+
     def abandon(self) -> None:
         """Cut every connection at once, as the death of this process would; for tests of exactly that."""
         self._slots.abandon()
