@@ -169,7 +169,7 @@ async def five(say: Say) -> Figure:
         taken = []
         for _ in range(FORKS_TIMES):
             began_s = time.perf_counter()
-            forks = await session.fork(FORKS, wait=False)
+            forks = await session.fork(FORKS)
             await asyncio.gather(*(_answered(fork) for fork in forks))
             taken.append(time.perf_counter() - began_s)
             await asyncio.gather(*(fork.terminate() for fork in forks))
@@ -184,14 +184,14 @@ async def fifty_memory(say: Say) -> Figure:
         spec = await _worked(kit, driver)
         parts = await driver.checkpoint(spec.vm_id, kit.new_directory())
         await driver.destroy(spec.vm_id)
-        before_mib = _used_mib()
         forks = [kit.spec(machine=spec.machine) for _ in range(MANY)]
+        each_mib = 0.0
         for number, fork in enumerate(forks, 1):
             await driver.start(fork, files_of(CheckpointId("ckp-bench"), parts))
             await run_program(driver, fork.vm_id, "echo", "here")
             if number % 10 == 0:
-                say(f"{number} forks: {(_used_mib() - before_mib) / number:.1f} MiB each")
-        each_mib = (_used_mib() - before_mib) / MANY
+                each_mib = sum(_held_mib(driver.process_of(one.vm_id).pid) for one in forks[:number]) / number
+                say(f"{number} forks: {each_mib:.1f} MiB each")
         await asyncio.gather(*(driver.destroy(fork.vm_id) for fork in forks))
     return figure("fork.fifty_memory", each_mib, "MiB", ("at most", 30.0), n=MANY)
 
@@ -201,10 +201,14 @@ async def _answered(fork: Session) -> None:
     assert result.ok, result
 
 
-def _used_mib() -> float:
-    """The memory that processes and the kernel hold and cannot be had at once by others."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    return (int(fields["MemTotal"].split()[0]) - int(fields["MemAvailable"].split()[0])) / 1024
+def _held_mib(pid: int) -> float:
+    """The memory that a process holds, MiB: its share of what it has in common with others, and its page tables."""
+    kib = 0
+    for file, name in (("smaps_rollup", "Pss:"), ("status", "VmPTE:")):
+        for line in Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(name):
+                kib += int(line.split()[1])
+    return kib / 1024
 
 
 # --- the two that are compared ----------------------------------------------------------------------------------

@@ -14,15 +14,17 @@ from typing import Final
 import pytest
 
 from tests.support.chunk_stores import ACME, OTHER, StoreKit, flip
-from tests.support.drivers import code_of, run_program
+from tests.support.drivers import code_of, files_of, run_program
 from tests.support.qemu import QemuKit
 from torpor_chunks.port import ChunkError, NoSpace, PackAddress, PartSource, Stored, WantedPart
 from torpor_chunks.store import PackStore
 from torpor_contracts.ids import CheckpointId, TenantId, VmId
 from torpor_vm_host.adapters.qemu.driver import QemuDriver
+from torpor_vm_host.adapters.qemu.parts import check
 from torpor_vm_host.ports import CheckpointFiles, DriverError, PartKind
 
 SOAK: Final = os.environ.get("TORPOR_SOAK") == "1"
+LIVE: Final = 30 if SOAK else 3
 CYCLES: Final = 20 if SOAK else 2
 DELTAS: Final = 10 if SOAK else 2
 MODULES: Final = 12 if SOAK else 3
@@ -272,6 +274,29 @@ def test_disk_and_memory_of_different_moments_never_meet(sleeper: Sleeper) -> No
             assert await sleeper.driver.remaining(sleeper.driver.resources(spec)) == []
         await sleeper.wake(stored)
         await sleeper.check_tree()
+        await sleeper.end()
+
+    sleeper.run_scenario(scenario())
+
+
+def test_a_disk_that_is_written_to_is_whole_in_each_live_checkpoint(sleeper: Sleeper) -> None:
+    """What QEMU has yet to write when it lets go of the copy is in the digest, too."""
+
+    async def scenario() -> None:
+        await sleeper.begin()
+        # With a hundred megabytes QEMU has tables of the copy left to write when the copy is whole.
+        await sleeper.run("head -c 100000000 /dev/urandom > /root/large")
+        writing = "for n in $(seq 1 20); do seq 1 3000 > /root/f$n; done; sync"
+
+        async def nothing() -> None:
+            """Do nothing at the pause."""
+
+        fingerprint = await sleeper.driver.fingerprint()
+        for _ in range(LIVE):
+            busy = asyncio.ensure_future(sleeper.run(writing))
+            live = await sleeper.driver.checkpoint_live(sleeper.vm_id, sleeper.kit.new_directory(), nothing)
+            check(files_of(CheckpointId("ckp-live"), live.parts), fingerprint)
+            await busy
         await sleeper.end()
 
     sleeper.run_scenario(scenario())

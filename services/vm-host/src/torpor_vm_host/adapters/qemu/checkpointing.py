@@ -58,12 +58,11 @@ async def checkpoint_live(
         await asyncio.to_thread(copy_over, template.empty_overlay, directory / DISK)
         capture = await asyncio.to_thread(_capture_of, process, template)
         try:
-            async with (
-                _state_of(process) as state,
-                _copy_node(machine, directory / DISK) as node,
-            ):
-                pause_ms = await _within_the_pause(process, capture, state.name, node, at_pause)
-                await _copied(machine)
+            async with _state_of(process) as state:
+                async with _copy_node(machine, directory / DISK) as node:
+                    pause_ms = await _within_the_pause(process, capture, state.name, node, at_pause)
+                    await _copied(machine)
+                # QEMU has let go of the disk, and with that written the last of it: now it has a digest.
                 parts = await asyncio.to_thread(lambda: write(capture.runs(), state.read(), template, directory))
             return parts, pause_ms
         finally:
