@@ -36,6 +36,8 @@ class SmallProgram:
         self.given = b""
         self.refusals: list[Refusal] = []
         self.state = "started"
+        self.shown_after = 0
+        """So many questions are answered as if it were not on record yet."""
         self.room = 1 << 30
         machine.on_request = self._take
         scheduler.on_command = self._begin
@@ -64,6 +66,11 @@ class SmallProgram:
         return guest.Done(), b""
 
     async def _show(self, message: Msg) -> None:
+        if self.shown_after:
+            self.shown_after -= 1
+            unknown = Refusal(code="exec-not-found", message="no such program", advice="check the exec id")
+            await message.respond(msgspec.json.encode(Reply(refusal=unknown)))
+            return
         view = ExecView(
             session_id=SessionId(SESSION),
             exec_id=ExecId(PROGRAM),
@@ -161,6 +168,19 @@ def test_input_waits_for_the_program_to_begin_and_to_read(nats_server: NatsServe
         assert (await running).exit_code == 3
         command = msgspec.json.decode(program.scheduler.commands[0].data)
         assert command["program"]["stdin_open"] is True
+
+    scenario(nats_server, act)
+
+
+def test_input_may_be_given_before_the_program_is_on_record(nats_server: NatsServer) -> None:
+    async def act(program: SmallProgram, session: torpor.Session) -> None:
+        program.refusals, program.shown_after = [UNKNOWN, UNKNOWN], 2
+        running = session.exec("x", exec_id=PROGRAM, stdin_open=True)
+        await running.program.write(b"early")
+        assert program.given == b"early"
+        program.refusals, program.shown_after = [UNKNOWN], 1
+        with pytest.raises(torpor.Refused, match="no such program"):
+            await session.program(PROGRAM).write(b"of somebody else")
 
     scenario(nats_server, act)
 

@@ -48,6 +48,7 @@ class Exec:
     def __init__(self, order: Order, on_output: Callable[[Chunk], Awaitable[None] | None] | None) -> None:
         self.exec_id = str(order.command.exec_id)
         self.program = order.program
+        self.program.being_asked_for = True
         self._order = order
         self._on_output = on_output
         self._result: ExecResult | None = None

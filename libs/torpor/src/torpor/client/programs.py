@@ -45,6 +45,8 @@ class Program:
         self._connection = connection
         self._door = door
         self._session_id = session_id
+        self.being_asked_for = False
+        """Whether we are about to ask for it ourselves; input may be given before that is answered."""
         self.known_at = 0
         """A position of the log at which the program was asked for, as far as we know."""
         self._given: int | None = None
@@ -147,6 +149,15 @@ class Program:
         answered = await self._once_begun(lambda: self._door.ask(request, data))
         return int(answered.answer.offset)
 
+    async def _view(self) -> ExecView | None:
+        """The program as the scheduler sees it; None for one that is being asked for, and may not be on record yet."""
+        try:
+            return await self.show()
+        except Refused as refused:
+            if refused.code == "exec-not-found" and self.being_asked_for and not self.known_at:
+                return None
+            raise
+
     async def _once_begun(self, ask: Callable[[], Awaitable[Answered]]) -> Answered:
         """Ask again while the guest does not know the program and it is not known to have ended either."""
         loop = asyncio.get_running_loop()
@@ -157,8 +168,8 @@ class Program:
             except WrongState as refused:
                 if refused.code != "exec-unknown":
                     raise
-            view = await self.show()
-            if view.state == "ended":
+            view = await self._view()
+            if view is not None and view.state == "ended":
                 raise WrongState("exec-ended", f"{self.exec_id} has ended: {view.outcome}", "start another program")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
